@@ -1,0 +1,1 @@
+"""Models, accelerators, clusters, training stacks and constants: data in TOML files, each number with its source."""

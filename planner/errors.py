@@ -1,0 +1,31 @@
+"""The two ways in which a request ends without an answer, both worded for the person who asked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(Exception):
+    """What was typed or read cannot be used. One line; the command exits with 2."""
+
+
+class NoLayoutFits(Exception):
+    """The request is well formed, yet no layout satisfies it. The command exits with 1."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known names closest to ``word``, as the end of an error message.
+
+    >>> nearest("h10", ["h100-sxm-80gb", "a100-sxm-80gb", "v100"])
+    "; did you mean 'h100-sxm-80gb', 'a100-sxm-80gb' or 'v100'?"
+    """
+    names = sorted(set(known))
+    needle = word.lower()
+    close = [name for name in names if name.startswith(needle)]
+    close += [n for n in difflib.get_close_matches(needle, names, n=3, cutoff=0.4) if n not in close]
+    if not close:
+        return f"; known: {', '.join(names)}" if names else ""
+    quoted = [f"'{name}'" for name in close[:3]]
+    listing = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+    return f"; did you mean {listing}?"

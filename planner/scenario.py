@@ -1,0 +1,205 @@
+"""One question: a model on a cluster under a workload, and what the search may choose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planner.catalogue import load
+from planner.catalogue.schema import PRECISIONS, Cluster, Generation, Gpu, Model, Physics, Software, require
+from planner.errors import InputError
+
+OPTIMIZERS: dict[str, float] = {"adam": 0.0, "adam-8bit": -6.0, "muon": -4.0, "sgd-momentum": -4.0}
+"""Bytes per parameter that an optimizer's states differ from Adam's; muon and momentum SGD keep one moment."""
+
+LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that the cost of a layout depends on besides the layout itself."""
+
+    model: Model
+    gpu: Gpu
+    generation: Generation
+    cluster: Cluster
+    software: Software
+    physics: Physics
+    num_gpus: int
+    seq_len: int
+    global_batch_size: int
+    """Sequences per optimizer step."""
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    sequence_parallel: bool = True
+    """Norms and residuals are split along the sequence wherever tensor parallelism is on."""
+    dropout: bool = False
+    """Dropout masks are kept for the backward."""
+    multi_token_prediction: bool = True
+    """Train the model's multi-token-prediction layers, where it has any."""
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.num_gpus <= 10_000_000,
+            f"cluster.num_gpus = {self.num_gpus} must lie between 1 and 10,000,000",
+        )
+        require(0 < self.seq_len <= 1 << 26, f"workload.seq_len = {self.seq_len} must lie between 1 and {1 << 26}")
+        require(
+            0 < self.global_batch_size <= 1 << 24,
+            f"workload.global_batch_size = {self.global_batch_size} must lie between 1 and {1 << 24} sequences",
+        )
+        require(
+            self.precision in PRECISIONS,
+            f"workload.precision = '{self.precision}'{load.nearest(self.precision, PRECISIONS)}",
+        )
+        require(
+            self.optimizer in OPTIMIZERS,
+            f"workload.optimizer = '{self.optimizer}'{load.nearest(self.optimizer, OPTIMIZERS)}",
+        )
+        require(
+            self.peak_flops > 0,
+            f"workload.precision = '{self.precision}': {self.gpu.name} has no such matrix units"
+            + ("; it computes in fp16" if self.gpu.peak_bf16_flops == 0 else ""),
+        )
+        if self.precision == "nvfp4":
+            require(self.generation.fp4_share > 0, f"workload.precision = 'nvfp4': no 4-bit rate for {self.gpu.name}")
+
+    @property
+    def peak_flops(self) -> float:
+        """Dense peak of the workload's precision, operations per second; the base of its MFU."""
+        peaks = {
+            "bf16": self.gpu.peak_bf16_flops,
+            "fp16": self.gpu.peak_fp16_flops,
+            "fp8": self.gpu.peak_fp8_flops,
+            "mxfp8": self.gpu.peak_fp8_flops if self.generation.name.startswith("blackwell") else 0.0,
+            "nvfp4": self.gpu.peak_fp4_flops,
+        }
+        return peaks[self.precision]
+
+    @property
+    def fast_domain(self) -> int:
+        """GPUs that reach each other over the fast link, among those of the job."""
+        return min(self.cluster.gpus_per_node, self.num_gpus)
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Fast link per GPU and direction, as on the data sheet."""
+        return self.cluster.link_bytes_per_s or self.gpu.link_bytes_per_s
+
+    @property
+    def nic_bytes_per_s(self) -> float:
+        """Network per GPU and direction that the fabric sustains."""
+        return (self.cluster.nic_bytes_per_s or self.gpu.nic_bytes_per_s) / self.cluster.oversubscription
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether the linear layers multiply in 8 or 4 bits."""
+        return self.precision in LOW_PRECISION
+
+    @property
+    def num_mtp_layers(self) -> int:
+        """Multi-token-prediction layers that are trained."""
+        return self.model.num_mtp_layers if self.multi_token_prediction else 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.seq_len * self.global_batch_size
+
+    def under(self, software: Software) -> Job:
+        """The same job run by another stack."""
+        return dataclasses.replace(self, software=software)
+
+
+FRAMEWORK_CHOICES = ("any", "megatron", "torchtitan", "deepspeed", "none")
+SORTS = ("step", "memory", "cost", "gpu-hours")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What the search may vary, and the limits that it keeps."""
+
+    framework: str = "any"
+    """"any": launchable in at least one framework; a framework's name; "none": physical rules alone."""
+    software: str = ""
+    """Catalogue name of the stack that every layout is costed under; empty: the framework's own of today."""
+    pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Axis -> the only values allowed; recompute and schedule by their index."""
+    tensor_across_nodes: bool = False
+    max_pipeline_parallel: int = 64
+    min_context_tokens: int = 256
+    pad_vocabulary: bool = True
+    allow_at_risk: bool = True
+    """Rank layouts whose memory verdict is "at risk" (behind every layout that fits)."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.framework in FRAMEWORK_CHOICES,
+            f"choices.framework = '{self.framework}'{load.nearest(self.framework, FRAMEWORK_CHOICES)}",
+        )
+        require(self.max_pipeline_parallel > 0, f"choices.max_pipeline_parallel = {self.max_pipeline_parallel} must be positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A job, the search's choices, and what the whole training run is to be."""
+
+    name: str
+    job: Job
+    choices: Choices = field(default_factory=Choices)
+    training_tokens: float = 0.0
+    """Tokens of the whole run; 0 = not given, so no days and no cost."""
+    price_usd_per_hour: float = 0.0
+
+    @cached_property
+    def stacks(self) -> Mapping[str, Software]:
+        """Framework -> the training stack that its layouts are costed under."""
+        if self.choices.software:
+            chosen = load.find(Software, self.choices.software)
+            return {name: chosen for name in DEFAULT_STACKS}
+        return {name: load.find(Software, stack) for name, stack in DEFAULT_STACKS.items()}
+
+
+DEFAULT_STACKS = {"megatron": "megatron-core", "torchtitan": "fsdp2", "deepspeed": "deepspeed", "none": "megatron-core"}
+
+
+def make_job(
+    *,
+    model: Model,
+    gpu: Gpu,
+    num_gpus: int,
+    seq_len: int,
+    global_batch_size: int,
+    cluster: Cluster | None = None,
+    software: Software | None = None,
+    precision: str = "",
+    optimizer: str = "adam",
+    sequence_parallel: bool = True,
+    dropout: bool | None = None,
+    multi_token_prediction: bool = True,
+) -> Job:
+    """A job with the catalogue's defaults for what is not given. Raises InputError."""
+    if not precision:
+        precision = "bf16" if gpu.peak_bf16_flops > 0 else "fp16"
+    if model.max_seq_len and model.learned_positions and seq_len > model.learned_positions:
+        raise InputError(
+            f"workload.seq_len = {seq_len} is beyond the {model.learned_positions} learned positions of {model.name}"
+        )
+    return Job(
+        model=model,
+        gpu=gpu,
+        generation=load.find(Generation, gpu.generation),
+        cluster=cluster or load.find(Cluster, gpu.default_cluster),
+        software=software or load.find(Software, DEFAULT_STACKS["megatron"]),
+        physics=load.find(Physics, "today"),
+        num_gpus=num_gpus,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        optimizer=optimizer,
+        sequence_parallel=sequence_parallel,
+        dropout=model.dropout if dropout is None else dropout,
+        multi_token_prediction=multi_token_prediction,
+    )

@@ -1,0 +1,37 @@
+"""The one place where units are scaled: files hold human units in the key, the program holds base units.
+
+Bytes, seconds, operations, bytes per second. GB is 1e9 bytes, GiB is 2**30.
+"""
+
+from __future__ import annotations
+
+GB = 1e9
+GIB = 2.0**30
+MIB = 2.0**20
+SECONDS_PER_DAY = 86400.0
+
+# suffix of a TOML key -> (suffix of the field, factor); the longest suffix wins
+SUFFIXES: dict[str, tuple[str, float]] = {
+    "_gbit_per_s": ("_bytes_per_s", 1e9 / 8),
+    "_gb_per_s": ("_bytes_per_s", 1e9),
+    "_tflops": ("_flops", 1e12),
+    "_gib": ("_bytes", GIB),
+    "_gb": ("_bytes", GB),
+    "_ms": ("_seconds", 1e-3),
+    "_us": ("_seconds", 1e-6),
+}
+
+
+def base_unit(key: str) -> tuple[str, float]:
+    """The field name and the factor that a human key stands for.
+
+    >>> base_unit("hbm_gb_per_s")
+    ('hbm_bytes_per_s', 1000000000.0)
+    >>> base_unit("num_layers")
+    ('num_layers', 1.0)
+    """
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if key.endswith(suffix):
+            replacement, factor = SUFFIXES[suffix]
+            return key.removesuffix(suffix) + replacement, factor
+    return key, 1.0

@@ -1,0 +1,1 @@
+"""The combinatorial side of the planner: integers, divisors and limits; it knows no GPU and no model."""
