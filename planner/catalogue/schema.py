@@ -386,6 +386,8 @@ class Physics:
     """Transfers per step that nothing hides, in layers."""
     optimizer_traffic_bytes: float
     """HBM bytes per sharded parameter and step."""
+    half_optimizer_traffic_bytes: float
+    """The same for an optimizer whose weights and moments are all in half precision."""
     gradient_passes: float
     """Passes over the gradients per step, in units of their bytes."""
     fixed_step_graphs: float

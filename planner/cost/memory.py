@@ -1,0 +1,333 @@
+"""Bytes on one GPU of one pipeline stage, in named parts, and the verdict on them.
+
+Symbols: T = s b / c tokens of a micro-batch on a rank, t tensor group, t_s = t with sequence parallelism and 1 without,
+S = data x context replicas that ZeRO shards over, n micro-batches in flight, V padded vocabulary.
+Constants per stack come from the software file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from planner.cost import parameters
+from planner.cost.arrays import Floats, Number
+from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
+from planner.cost.stages import Stages, covered_layers
+from planner.scenario import OPTIMIZERS, Job
+from solver.grouping import distinct
+from solver.layout import RECOMPUTE, SCHEDULES, Columns, Ints
+
+SELECTIVE = RECOMPUTE.index("selective")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The parts of one stage's memory, bytes, arrays of one length; ``tensors`` is what torch calls allocated."""
+
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    activations: Floats
+    logits: Floats
+    """Head input, logits and loss, above what the transient needs anyway."""
+    transient: Floats
+    """Live gradients and, under full recompute, one whole layer."""
+    buffers: Floats
+    """ZeRO-3 gathers, reduction buckets, pipeline transfers, scratch."""
+    context: Floats
+    """CUDA context and communicators, outside the allocator."""
+
+    @property
+    def tensors(self) -> Floats:
+        """All tensors at the peak."""
+        parts = [getattr(self, field.name) for field in fields(self) if field.name != "context"]
+        return np.asarray(sum(parts))
+
+    def take(self, index: object) -> Memory:
+        """The selected rows."""
+        return Memory(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+ACTIVATION_KEYS = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "micro_batch_size")
+
+
+def layer_activation_bytes(job: Job, x: Columns, *, moe: bool) -> Number:
+    """Kept by one layer for one micro-batch without recompute.
+
+    With flash attention, a fused gated MLP and sequence parallelism T (8h + 4 h_q + 4 h_kv + 6f) / t.
+    Source: Korthikanti et al. 2022, section 4, extended to grouped queries, gated MLPs, latent attention and experts;
+    bytes per stack fitted on measured peaks.
+    """
+    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    kept = _norm_inputs(job, tokens, x) + _attention_kept(job, tokens, x)
+    return kept + (_experts_kept(job, tokens, x) if moe else _mlp_kept(job, tokens, job.model.ffn_hidden_size, x))
+
+
+def _hidden_share(job: Job, x: Columns) -> Number:
+    """Ranks that divide the norms and residuals."""
+    return x.tensor_parallel if job.sequence_parallel else 1
+
+
+def _linear_input_bytes(job: Job) -> float:
+    """Bytes per element of a linear layer's kept input."""
+    return 1.0 if job.precision in ("fp8", "mxfp8") else 2.0
+
+
+def _norm_inputs(job: Job, tokens: Number, x: Columns) -> Number:
+    s, h = job.software, job.model.hidden_size
+    per_two_norms = s.norm_input_bytes * job.model.norms_per_layer / 2
+    linear_inputs = 4.0
+    own = per_two_norms - linear_inputs
+    cast = linear_inputs * _linear_input_bytes(job) / 2
+    share = _hidden_share(job, x)
+    masks = 2.0 if job.dropout else 0.0
+    return tokens * h * ((own + masks) / share + cast / (1 if s.gathered_inputs else share))
+
+
+def _attention_kept(job: Job, tokens: Number, x: Columns) -> Number:
+    model, s, t = job.model, job.software, x.tensor_parallel
+    a = model.num_attention_heads
+    if model.kv_lora_rank:
+        qk, share = model.qk_nope_head_dim + model.qk_rope_head_dim, _hidden_share(job, x)
+        latent = 4.0 * (model.q_lora_rank + model.kv_lora_rank) / share
+        return tokens * (latent + (4.0 * a * qk + 4.0 * a * model.v_head_dim) / t)
+    query, key = a * model.head_dim, parameters.key_value_width(model, t)
+    projections = 2.0 * query + 4.0 * key + s.rotary_copies_bytes * (query + key)
+    output = _linear_input_bytes(job) * query + 4.0 * a
+    scores = 0.0 if s.flash_attention else s.score_bytes * a * job.seq_len / x.context_parallel
+    return tokens * (projections + output + scores) / t
+
+
+def _mlp_kept(job: Job, tokens: Number, width: int, x: Columns) -> Number:
+    s = job.software
+    per_channel = s.gated_mlp_bytes if job.model.gated_mlp else s.plain_mlp_bytes
+    return tokens * width * (per_channel - (2.0 - _linear_input_bytes(job))) / x.tensor_parallel
+
+
+def _experts_kept(job: Job, tokens: Number, x: Columns) -> Number:
+    """Router probabilities, dispatched and combined tokens, expert MLPs; expert parallelism divides none of it."""
+    model, s = job.model, job.software
+    per_channel = s.gated_mlp_bytes if model.gated_mlp else s.plain_mlp_bytes
+    per_visit = 4.0 * model.hidden_size + per_channel * model.moe_ffn_hidden_size
+    routed = tokens * model.experts_per_token * per_visit / _hidden_share(job, x)
+    return 8.0 * tokens * model.num_experts + routed + _mlp_kept(job, tokens, model.shared_ffn_hidden_size, x)
+
+
+def selective_activation_bytes(job: Job, x: Columns, *, moe: bool) -> Number:
+    """Kept by one layer under selective recompute: without the score matrix ("core"), or every second product ("ops")."""
+    whole = layer_activation_bytes(job, x, moe=moe)
+    model, s, t = job.model, job.software, x.tensor_parallel
+    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    if s.selective_recompute == "core":
+        if s.flash_attention:
+            return whole
+        scores = s.score_bytes * model.num_attention_heads * job.seq_len / x.context_parallel
+        return whole - tokens * scores / t
+    h, width = model.hidden_size, model.num_attention_heads * model.head_dim
+    channels = (
+        model.experts_per_token * model.moe_ffn_hidden_size + model.shared_ffn_hidden_size if moe else model.ffn_hidden_size
+    )
+    products = 2.0 * width + 2.0 * parameters.key_value_width(model, t) + 2.0 * channels + 2.0 * h
+    partial_sums = 2.0 * h * (1.0 - 1.0 / t)
+    kept = tokens * (2.0 * h / _hidden_share(job, x) + (2.0 * width + products) / t + partial_sums)
+    return np.minimum(whole, kept)
+
+
+def checkpoint_bytes(job: Job, x: Columns) -> Number:
+    """Kept by one layer under full recompute: its input, 2 T h / t_s."""
+    return 2.0 * job.seq_len * x.micro_batch_size / x.context_parallel * job.model.hidden_size / _hidden_share(job, x)
+
+
+def in_flight(x: Columns, stage_rank: Ints, num_micro_batches: Ints) -> Floats:
+    """Micro-batches held at once on a stage, by schedule."""
+    held = np.zeros(len(x))
+    for code in np.unique(x.schedule):
+        schedule = SCHEDULE_TABLE[SCHEDULES[code]]
+        count = schedule.in_flight(num_micro_batches, x.pipeline_parallel, x.virtual_pipeline, stage_rank)
+        held = np.where(x.schedule == code, count, held)
+    return np.maximum(held, 1.0)
+
+
+@dataclass(frozen=True)
+class _Params:
+    """Parameters of one stage on one GPU, and the replicas over which ZeRO shards them."""
+
+    dense: Floats
+    expert: Floats
+    dense_replicas: Number
+    expert_replicas: Number
+
+    @property
+    def whole(self) -> Floats:
+        return self.dense + self.expert
+
+    @property
+    def sharded(self) -> Floats:
+        return self.dense / self.dense_replicas + self.expert / self.expert_replicas
+
+
+def stage_parameters(job: Job, x: Columns, stage: Stages) -> _Params:
+    """Parameters of the stage on one GPU, embedding and head where it holds them."""
+    model, t = job.model, x.tensor_parallel
+    multiple = job.software.vocab_multiple
+    dense = stage.dense_layers * (parameters.dense_layer(model, t) if model.ffn_hidden_size else 0)
+    expert: Number = np.zeros(len(x))
+    if model.num_moe_layers:
+        dense = dense + stage.moe_layers * parameters.moe_layer(model, t)
+        expert = stage.moe_layers * parameters.experts(model, x.expert_parallel, x.expert_tensor_parallel)
+    alone = x.pipeline_parallel == 1
+    shared = (alone & model.tied_embeddings) | (model.tied_embeddings & (stage.has_embedding & stage.has_head).astype(bool))
+    dense = dense + stage.has_embedding * parameters.embedding(model, t, multiple)
+    dense = dense + stage.has_head * np.where(shared, parameters.norm_weights(model), parameters.head(model, t, multiple))
+    if job.num_mtp_layers:
+        dense = dense + stage.has_head * job.num_mtp_layers * 2 * model.hidden_size**2
+    expert_ranks = x.tensor_parallel * x.context_parallel * x.data_parallel // (x.expert_parallel * x.expert_tensor_parallel)
+    return _Params(dense, expert, x.data_parallel * x.context_parallel, np.maximum(expert_ranks, 1))
+
+
+def state_bytes(job: Job, x: Columns, params: _Params) -> tuple[Floats, Floats, Floats, Floats]:
+    """Weights, gradients, optimizer states, and temporary copies of the optimizer's step.
+
+    ZeRO-1 shards the optimizer, ZeRO-2 gradients as well, ZeRO-3 weights too, each over the replicas: one replica
+    saves nothing. Source: Rajbhandari et al. 2020, figure 1; bytes per stack.
+    """
+    s, zero = job.software, x.zero_stage
+    sharded, whole = params.sharded, params.whole
+    kept_shards = (s.sharded_weights_bytes - s.weight_bytes) if s.sharded_weights_bytes > s.weight_bytes else 0.0
+    weights = np.where(zero == 3, s.sharded_weights_bytes * sharded, s.weight_bytes * whole)
+    gradients = s.gradient_bytes * np.where((zero >= 2) & s.sharded_gradients, sharded, whole)
+    per_param = max(s.optimizer_bytes + OPTIMIZERS[job.optimizer] + 0.0, 0.0)
+    optimizer = per_param * np.where(zero >= 1, sharded, whole)
+    if kept_shards:  # stacks whose master weights are the shards: below ZeRO-3 they sit beside the working copy
+        optimizer = optimizer + s.sharded_weights_bytes * np.where(zero == 3, 0.0, np.where(zero >= 1, sharded, whole))
+    step_copies = s.optimizer_step_bytes * np.where(zero == 3, 0.0, np.where(zero >= 1, sharded, whole))
+    return weights, gradients, optimizer, step_copies
+
+
+def buffer_bytes(job: Job, x: Columns, params: _Params, held: Floats, stage: Stages) -> Floats:
+    """Gathered blocks of ZeRO-3, reduction buckets, stage boundaries, weight-gradient scratch, workspace."""
+    model, s, t = job.model, job.software, x.tensor_parallel
+    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    block = parameters.moe_layer(model, t) if model.num_moe_layers else parameters.dense_layer(model, t)
+    scratch = s.dummy_gradient * 2.0 * block
+    if model.num_moe_layers:
+        experts = parameters.experts(model, x.expert_parallel, x.expert_tensor_parallel)
+        one = experts * x.expert_parallel / model.num_experts
+        scratch = scratch + s.dummy_gradient * 2.0 * one
+        block = block + np.where(params.expert_replicas > 1, experts, 0.0)
+    ends = np.maximum(stage.has_embedding, stage.has_head) * parameters.padded_vocabulary(model, t, 1) * model.hidden_size / t
+    gathered = 2.0 * (2.0 * block + ends) * 2.0 + 6.0 * np.maximum(block, ends)
+    gathered = np.where((x.zero_stage == 3) & (params.dense_replicas > 1), gathered, 0.0)
+    buckets = np.where((x.zero_stage >= 1) & (params.dense_replicas > 1), s.bucket_bytes, 0.0)
+    boundary = np.where(x.pipeline_parallel > 1, 4.0 * tokens * model.hidden_size / _hidden_share(job, x), 0.0)
+    outputs = held * 2.0 * tokens * model.hidden_size if s.keeps_stage_outputs else 0.0
+    outputs = np.where(x.pipeline_parallel > 1, outputs, 0.0)
+    ids = stage.has_embedding * held * tokens * (8.0 + (model.hidden_size if job.dropout else 0.0))
+    return gathered + buckets + boundary + outputs + ids + scratch + s.workspace_bytes
+
+
+def stage_memory(job: Job, x: Columns, stage: Stages) -> Memory:
+    """The memory of one stage of every layout: rows of ``stage`` belong to rows of ``x``."""
+    m = job.global_batch_size // (x.data_parallel * x.micro_batch_size)
+    s, model = job.software, job.model
+    params = stage_parameters(job, x, stage)
+    weights, gradients, optimizer, step_copies = state_bytes(job, x, params)
+    held = in_flight(x, stage.rank, m)
+
+    first, key = distinct(getattr(x, axis) for axis in ACTIVATION_KEYS)
+    y = x.take(first)
+    kept = {moe: (layer_activation_bytes(job, y, moe=moe), selective_activation_bytes(job, y, moe=moe)) for moe in _kinds(job)}
+    checkpoint = checkpoint_bytes(job, y)[key]
+    tokens = job.seq_len * y.micro_batch_size / y.context_parallel
+
+    covered = covered_layers(model, x, stage)
+    uncovered_share = 1.0 - covered / np.maximum(stage.layers, 1)
+    selective = x.recompute == SELECTIVE
+    layers = {False: stage.dense_layers, True: stage.moe_layers}
+    activations = held * covered * checkpoint
+    for moe, (whole, some) in kept.items():
+        activations = activations + held * layers[moe] * uncovered_share * np.where(selective, some[key], whole[key])
+
+    biggest = np.maximum.reduce([whole for whole, _ in kept.values()])[key]
+    gradient = _mlp_gradient_bytes(job, y)[key]
+    transient = np.where(
+        covered > 0, biggest + 2.0 * (tokens * model.hidden_size)[key] + 0.35 * gradient, gradient
+    )
+    vocabulary = parameters.padded_vocabulary(model, y.tensor_parallel, s.vocab_multiple)
+    logits = tokens * vocabulary / (1 if s.logits_whole else y.tensor_parallel)
+    head_input = 4.0 * tokens * model.hidden_size / _hidden_share(job, y)
+    heads = stage.has_head * (1 + job.num_mtp_layers)
+    kept_logits = heads * s.logits_kept_bytes * logits[key]
+    peak_logits = heads * s.logit_bytes * logits[key]
+    loss = heads * head_input[key] + np.maximum(peak_logits - transient, kept_logits)
+
+    if s.lazy_gradients:
+        forward_peak = activations + loss + transient
+        backward_peak = gradients + biggest
+        gradients = np.where(m == 1, np.maximum(backward_peak - forward_peak, 0.0), gradients)
+    transient = np.maximum(transient, step_copies - activations - loss)
+    groups = 1.0 + sum(
+        (getattr(x, axis) > 1).astype(float)
+        for axis in ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel", "expert_parallel")
+    )
+    return Memory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        logits=loss,
+        transient=transient,
+        buffers=buffer_bytes(job, x, params, held, stage),
+        context=s.context_bytes + s.communicator_bytes * groups,
+    )
+
+
+def _kinds(job: Job) -> list[bool]:
+    """Which kinds of layers the model has: dense (False), mixture of experts (True)."""
+    kinds = [False] if job.model.num_layers > job.model.num_moe_layers else []
+    return kinds + ([True] if job.model.num_moe_layers else [])
+
+
+def _mlp_gradient_bytes(job: Job, x: Columns) -> Number:
+    """Gradients of one MLP's intermediate tensors, live while its backward runs."""
+    model = job.model
+    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    per_channel = 6.0 if model.gated_mlp else 4.0
+    dense = per_channel * model.ffn_hidden_size * tokens / x.tensor_parallel
+    if not model.num_moe_layers:
+        return dense
+    routed = 4.0 * model.moe_ffn_hidden_size * tokens * model.experts_per_token / x.tensor_parallel
+    return np.maximum(dense, routed)
+
+
+def need_bytes(job: Job, memory: Memory) -> Floats:
+    """What the card must offer: tensors with their unusable fragments, CUDA context and communicators."""
+    return memory.tensors * (1.0 + job.software.reserve_share) + memory.context
+
+
+def reserved_bytes(job: Job, memory: Memory) -> Floats:
+    """What the allocator reserves: it takes a share of the room that is left, and gives it back under pressure."""
+    room = np.maximum(job.gpu.memory_bytes - memory.context - memory.tensors, 0.0)
+    return memory.tensors + job.software.fragmentation * np.minimum(memory.tensors, room)
+
+
+VERDICTS = ("fits", "at risk", "out of memory")
+
+
+def log_error(job: Job, need: Floats, loose: Floats) -> Floats:
+    """Standard deviation of the need's log error; ``loose`` are the bytes of logits and transients in it.
+
+    Source: fitted on 1,881 verdicts of the measured runs.
+    """
+    physics = job.physics
+    share = physics.loss_uncertainty * loose / need
+    return np.sqrt(job.software.memory_uncertainty**2 + share**2 + (physics.room_uncertainty_bytes / need) ** 2)
+
+
+def verdicts(job: Job, need: Floats, loose: Floats) -> Ints:
+    """Indices into :data:`VERDICTS`: fits and out of memory are stated only some standard deviations from the limit."""
+    sigmas = np.log(need / job.gpu.memory_bytes) / log_error(job, need, loose)
+    return np.where(sigmas < -job.physics.fits_sigmas, 0, np.where(sigmas > job.physics.oom_sigmas, 2, 1)).astype(np.int64)
+

@@ -1,0 +1,130 @@
+"""Which layers each pipeline stage holds under the even split, and the few stages that can be the fullest or slowest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from planner.catalogue.schema import Model
+from solver.grouping import distinct
+from solver.layout import SCHEDULES, V_SHAPED, Columns, Ints
+
+
+def chunk_sizes(num_layers: int, chunks: int) -> Ints:
+    """Layers of each chunk in model order: as even as possible, the surplus in the middle chunks.
+
+    The ends carry embedding and head, so the middle takes the odd layers.
+
+    >>> chunk_sizes(61, 8).tolist()
+    [7, 8, 8, 8, 8, 8, 7, 7]
+    """
+    base, surplus = divmod(num_layers, chunks)
+    first = (chunks - surplus) // 2
+    sizes = np.full(chunks, base, dtype=np.int64)
+    sizes[first : first + surplus] += 1
+    return sizes
+
+
+def stage_of_chunk(pipeline: int, per_stage: int, v_shaped: bool) -> Ints:
+    """The stage that holds each chunk: round robin, or there and back in a V.
+
+    >>> stage_of_chunk(3, 2, False).tolist(), stage_of_chunk(3, 2, True).tolist()
+    ([0, 1, 2, 0, 1, 2], [0, 1, 2, 2, 1, 0])
+    """
+    if v_shaped:
+        return np.concatenate([np.arange(pipeline), np.arange(pipeline)[::-1]])
+    return np.tile(np.arange(pipeline), per_stage)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages as arrays of one shape; in a table: (kinds of pipeline, candidates)."""
+
+    rank: Ints
+    dense_layers: Ints
+    moe_layers: Ints
+    """Multi-token-prediction layers count here (or as dense ones in a dense model) on the last stage."""
+    large_chunks: Ints
+    """Chunks that hold one layer more than the smallest chunk."""
+    has_embedding: Ints
+    has_head: Ints
+
+    @property
+    def layers(self) -> Ints:
+        """Layers of both kinds."""
+        return self.dense_layers + self.moe_layers
+
+    def take(self, index: object) -> Stages:
+        """The selected entries of every array."""
+        return Stages(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+def all_stages(model: Model, pipeline: int, per_stage: int, v_shaped: bool, num_mtp_layers: int) -> Stages:
+    """Every stage of one pipeline, first stage first: arrays of shape (pipeline,)."""
+    sizes = chunk_sizes(model.num_layers, pipeline * per_stage)
+    return split_stages(model, sizes, stage_of_chunk(pipeline, per_stage, v_shaped), num_mtp_layers)
+
+
+def split_stages(model: Model, sizes: Ints, owner: Ints, num_mtp_layers: int) -> Stages:
+    """The stages of any split: ``sizes`` of the chunks in model order, and the stage that owns each."""
+    pipeline = int(owner.max()) + 1
+    ends = np.cumsum(sizes)
+    num_dense = model.num_layers - model.num_moe_layers
+    dense = np.minimum(ends, num_dense) - np.minimum(ends - sizes, num_dense)
+    per_stage = lambda values: np.bincount(owner, weights=values, minlength=pipeline).astype(np.int64)  # noqa: E731
+    dense_layers, moe_layers = per_stage(dense), per_stage(sizes - dense)
+    last = int(owner[-1])
+    (moe_layers if model.num_moe_layers else dense_layers)[last] += num_mtp_layers
+    rank = np.arange(pipeline, dtype=np.int64)
+    large = per_stage(sizes > sizes.min())
+    return Stages(rank, dense_layers, moe_layers, large, (rank == 0).astype(np.int64), (rank == last).astype(np.int64))
+
+
+def _candidates(stages: Stages) -> Ints:
+    """The stages that can be the fullest or slowest: the ends, and of equal middle stages the earliest.
+
+    In every schedule an earlier stage holds at least as many micro-batches as a later one.
+    """
+    ends = np.flatnonzero(stages.has_embedding | stages.has_head)
+    middle = np.flatnonzero(~(stages.has_embedding | stages.has_head).astype(bool))
+    if len(middle):
+        first, _ = distinct([stages.dense_layers[middle], stages.moe_layers[middle], stages.large_chunks[middle]])
+        return np.concatenate([ends, middle[first]])
+    return ends
+
+
+def candidate_stages(model: Model, x: Columns, num_mtp_layers: int) -> tuple[Stages, Ints]:
+    """For each kind of pipeline in ``x`` its candidate stages, padded by repetition, and the kind of every row."""
+    v_codes = [SCHEDULES.index(name) for name in V_SHAPED]
+    v_shaped = np.isin(x.schedule, v_codes).astype(np.int64)
+    first, kind = distinct([x.pipeline_parallel, x.virtual_pipeline, v_shaped])
+    found = []
+    for row in first:
+        stages = all_stages(
+            model, int(x.pipeline_parallel[row]), int(x.virtual_pipeline[row]), bool(v_shaped[row]), num_mtp_layers
+        )
+        found.append(stages.take(_candidates(stages)))
+    width = max(len(stages.rank) for stages in found) if found else 1
+    padded = [stages.take(np.minimum(np.arange(width), len(stages.rank) - 1)) for stages in found]
+    table = Stages(*(np.stack([getattr(s, field.name) for s in padded]) for field in fields(Stages)))
+    return table, kind
+
+
+def recomputed_layers(layers: Ints, num_layers: int, chunks: Ints, per_stage: Ints, large: Ints, depth: Ints) -> Ints:
+    """Layers of a stage that full recompute covers when it covers ``depth`` layers of each chunk.
+
+    A chunk holds num_layers // chunks layers, a large one one more.
+
+    >>> int(recomputed_layers(20, 80, 4, 1, 0, 5)), int(recomputed_layers(16, 61, 4, 1, 1, 16))
+    (5, 16)
+    """
+    small = num_layers // chunks
+    covered = per_stage * np.minimum(depth, small) + large * (depth > small)
+    return np.minimum(covered, layers)
+
+
+def covered_layers(model: Model, x: Columns, stage: Stages) -> Ints:
+    """Layers of each row's stage that full recompute covers; 0 in the other modes (they state no layers)."""
+    v = x.virtual_pipeline
+    return recomputed_layers(stage.layers, model.num_layers, x.pipeline_parallel * v, v, stage.large_chunks, x.recompute_layers)

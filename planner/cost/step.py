@@ -1,0 +1,263 @@
+"""Seconds of one optimizer step, in named parts that sum to it: the slowest stage, the pipeline's fill, what comes after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from planner.cost import communication as comm
+from planner.cost import compute, parameters
+from planner.cost.arrays import Floats, Number
+from planner.cost.collectives import Network, all_gather_seconds, members_per_node, network_of
+from planner.cost.layer import KEYS, LayerSeconds, layer_seconds
+from planner.cost.memory import stage_parameters
+from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
+from planner.cost.stages import Stages, candidate_stages, covered_layers
+from planner.scenario import Job
+from solver.grouping import distinct
+from solver.layout import RECOMPUTE, SCHEDULES, Columns, Ints
+
+SELECTIVE = RECOMPUTE.index("selective")
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """The parts of a step; arrays of one length. All but the last four are of the slowest stage."""
+
+    compute: Floats
+    """Forward and backward kernels, embedding, head and loss included."""
+    recompute: Floats
+    launch: Floats
+    """GPU waiting for the CPU to launch kernels."""
+    tensor: Floats
+    context: Floats
+    expert: Floats
+    sharding: Floats
+    """ZeRO-3 gathers and scatters that compute does not hide, and their disturbance of it."""
+    pipeline: Floats
+    """Stage boundaries."""
+    bubble: Floats
+    """Filling and draining the pipeline, the imbalance of the other stages included."""
+    data: Floats
+    """Gradient reduction and parameter gathering that nothing hides."""
+    optimizer: Floats
+    overhead: Floats
+    """Fixed time per micro-batch, and stragglers."""
+
+    @property
+    def total(self) -> Floats:
+        """Seconds of the step."""
+        return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def exposed_communication(self) -> Floats:
+        """All communication that adds to the step."""
+        return self.tensor + self.context + self.expert + self.sharding + self.pipeline + self.data
+
+    def take(self, index: object) -> StepSeconds:
+        """The selected rows."""
+        return StepSeconds(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class _Modes:
+    """For each row the shares of its layers under none, selective and full recompute: shape (modes, n)."""
+
+    shares: Floats
+
+    def of(self, part: Floats, key: Ints) -> Floats:
+        """A per-layer part (modes, keys) as seconds of the rows' average layer."""
+        return np.asarray(sum(self.shares[mode] * part[mode][key] for mode in range(len(self.shares))))
+
+
+def _modes(x: Columns, covered: Ints, layers: Ints) -> _Modes:
+    full = covered / np.maximum(layers, 1)
+    selective = (x.recompute == SELECTIVE).astype(float)
+    return _Modes(np.stack([(1.0 - full) * (1.0 - selective), selective, full]))
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Both kinds of layers under every distinct key, and the key of each row."""
+
+    key: Ints
+    kinds: dict[bool, LayerSeconds]
+
+    def sum(self, part: str, stage: Stages, modes: _Modes) -> Floats:
+        """One part over the layers of a stage."""
+        counts = {False: stage.dense_layers, True: stage.moe_layers}
+        total: Number = 0.0
+        for moe, layer in self.kinds.items():
+            values: Floats = getattr(layer, part)
+            each = modes.of(values, self.key) if values.ndim == 2 else values[self.key]
+            total = total + counts[moe] * each
+        return np.asarray(total)
+
+
+def step_seconds(job: Job, x: Columns) -> StepSeconds:
+    """The step of every layout: m micro-batches through the slowest stage, the fill, gradients, the optimizer.
+
+    step = [m (slowest stage + boundaries + overhead) + fill] x stragglers + exposed gradients + optimizer.
+    Source: Narayanan et al. 2021 for the form; every term as documented where it is computed.
+    """
+    physics, net, p, v = job.physics, network_of(job), x.pipeline_parallel, x.virtual_pipeline
+    m = job.global_batch_size // (x.data_parallel * x.micro_batch_size)
+    layers = _layer_table(job, x)
+    ends = _EndSeconds.of(job, x)
+    stage, modes = _slowest_stage(job, x, layers, ends)
+
+    forward = layers.sum("forward", stage, modes) + ends.forward(stage)
+    backward = layers.sum("backward", stage, modes) + ends.backward(stage)
+    boundary = comm.boundary_seconds(job, net, _tokens(job, x), x.tensor_parallel, p) * (p > 1)
+    fill = _fill_seconds(job, x, layers, ends, forward, backward, m, boundary)
+    steady = forward + backward
+    per_boundary = 2.0 * v * physics.p2p_exposed * boundary
+    per_batch = np.where(p > 1, physics.micro_batch_seconds, physics.micro_batch_no_pipeline_seconds)
+    nodes = max(1.0, job.num_gpus / job.fast_domain)
+    slowed = physics.straggler * np.log2(nodes) * (m * (steady + per_boundary + per_batch) + fill)
+    data = _data_seconds(job, net, x, stage, forward, backward, fill, m)
+    named = {part: m * layers.sum(part, stage, modes) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")}
+    return StepSeconds(
+        compute=m * steady - sum(named.values()),
+        **named,
+        pipeline=m * per_boundary,
+        bubble=fill,
+        data=data,
+        optimizer=_optimizer_seconds(job, x, stage),
+        overhead=m * per_batch + slowed,
+    )
+
+
+def _tokens(job: Job, x: Columns) -> Number:
+    return job.seq_len * x.micro_batch_size / x.context_parallel
+
+
+def _layer_table(job: Job, x: Columns) -> _Layers:
+    first, key = distinct(getattr(x, axis) for axis in KEYS)
+    rows = x.take(first)
+    model = job.model
+    kinds = {False: model.num_layers > model.num_moe_layers, True: model.num_moe_layers > 0}
+    return _Layers(key, {moe: layer_seconds(job, rows, moe=moe) for moe, present in kinds.items() if present})
+
+
+@dataclass(frozen=True)
+class _EndSeconds:
+    """Embedding on the first stage, head and loss on the last, per row and micro-batch."""
+
+    embedding: Floats
+    head_forward: Floats
+    head_backward: Floats
+
+    @staticmethod
+    def of(job: Job, x: Columns) -> _EndSeconds:
+        first, key = distinct([x.tensor_parallel, x.context_parallel, x.micro_batch_size])
+        rows = x.take(first)
+        rates = compute.rates_of(job)
+        tokens = _tokens(job, rows)
+        heads = 1 + job.num_mtp_layers
+        forward, backward = compute.head_seconds(job, rates, tokens, rows.tensor_parallel)
+        embedding = compute.embedding_seconds(job, rates, tokens)
+        return _EndSeconds(embedding[key], heads * forward[key], heads * backward[key])
+
+    def forward(self, stage: Stages) -> Floats:
+        """Forward seconds at the ends that the stage holds."""
+        return stage.has_embedding * self.embedding / 3 + stage.has_head * self.head_forward
+
+    def backward(self, stage: Stages) -> Floats:
+        """Backward seconds at the ends that the stage holds."""
+        return stage.has_embedding * self.embedding * 2 / 3 + stage.has_head * self.head_backward
+
+
+def _slowest_stage(job: Job, x: Columns, layers: _Layers, ends: _EndSeconds) -> tuple[Stages, _Modes]:
+    """The stage with the longest forward and backward, and its recompute shares."""
+    table, kind = candidate_stages(job.model, x, job.num_mtp_layers)
+    best = np.zeros(len(x), dtype=np.int64)
+    longest = np.full(len(x), -1.0)
+    for number in range(table.rank.shape[1]):
+        stage = table.take((slice(None), number)).take(kind)
+        modes = _modes(x, covered_layers(job.model, x, stage), stage.layers)
+        seconds = layers.sum("forward", stage, modes) + layers.sum("backward", stage, modes)
+        seconds = seconds + ends.forward(stage) + ends.backward(stage)
+        longer = seconds > longest
+        best, longest = np.where(longer, number, best), np.maximum(seconds, longest)
+    stage = table.take((kind, best))
+    return stage, _modes(x, covered_layers(job.model, x, stage), stage.layers)
+
+
+def _whole_model(job: Job, x: Columns) -> Stages:
+    """All stages together as one, to sum seconds over a pipeline."""
+    model = job.model
+    ones = np.ones(len(x), dtype=np.int64)
+    chunks = x.pipeline_parallel * x.virtual_pipeline
+    dense, moe = model.num_layers - model.num_moe_layers, model.num_moe_layers
+    if moe:
+        moe += job.num_mtp_layers
+    else:
+        dense += job.num_mtp_layers
+    return Stages(0 * ones, dense * ones, moe * ones, model.num_layers % chunks, ones, ones)
+
+
+def _fill_seconds(
+    job: Job, x: Columns, layers: _Layers, ends: _EndSeconds, forward: Floats, backward: Floats, m: Ints, boundary: Floats
+) -> Floats:
+    """Idle seconds of the pipeline's fill and drain under each row's schedule; 0 without a pipeline."""
+    p, v = x.pipeline_parallel, x.virtual_pipeline
+    everything = _whole_model(job, x)
+    small = job.model.num_layers // (p * v)
+    covered = p * v * np.minimum(x.recompute_layers, small) + everything.large_chunks * (x.recompute_layers > small)
+    modes = _modes(x, covered, everything.layers)
+    total = layers.sum("forward", everything, modes) + layers.sum("backward", everything, modes)
+    total = total + ends.forward(everything) + ends.backward(everything) + 2.0 * p * boundary
+    plain = SCHEDULE_TABLE["1f1b"].fill(forward, backward, total, m, p, v)
+    fill = np.zeros(len(x))
+    for code in np.unique(x.schedule):
+        schedule = SCHEDULE_TABLE[SCHEDULES[code]]
+        seconds = schedule.fill(forward, backward, total, m, p, v)
+        if schedule.residue:
+            seconds = np.maximum(seconds, job.physics.zero_bubble_residue * plain)
+        fill = np.where(x.schedule == code, seconds, fill)
+    return np.where(p > 1, fill, 0.0)
+
+
+def _data_seconds(
+    job: Job, net: Network, x: Columns, stage: Stages, forward: Floats, backward: Floats, fill: Floats, m: Ints
+) -> Floats:
+    """Exposed reduction of the stage's gradients and gathering of its parameters, once per step (ZeRO-3: in its layers).
+
+    ZeRO-2 without a pipeline scatters every micro-batch's gradients, each behind its own backward.
+    """
+    s, zero = job.software, x.zero_stage
+    params = stage_parameters(job, x, stage)
+    replicas = comm.data_group(net, x.tensor_parallel, x.context_parallel, x.data_parallel)
+    expert_group = comm.expert_data_group(net, job, x.pipeline_parallel, x.expert_parallel, x.expert_tensor_parallel)
+
+    def over_replicas(bytes_each: Number) -> Floats:
+        dense = comm.shard_gather_seconds(job, net, bytes_each * params.dense, replicas)
+        if not job.model.num_moe_layers:
+            return np.asarray(dense)
+        return np.asarray(dense + comm.shard_gather_seconds(job, net, bytes_each * params.expert, expert_group))
+
+    reduce = over_replicas(s.reduce_bytes)
+    gather = np.where(zero == 0, reduce, over_replicas(s.weight_bytes))
+    exposed = comm.gradient_seconds(job, reduce, gather, backward, forward, fill, zero)
+    each_time = (zero == 2) & (x.pipeline_parallel == 1)
+    exposed = exposed + np.where(each_time, (m - 1) * np.maximum(reduce - job.physics.data_window * backward, 0.0), 0.0)
+    tied = 0.0
+    if job.model.tied_embeddings:
+        words = parameters.padded_vocabulary(job.model, x.tensor_parallel, s.vocab_multiple) * job.model.hidden_size
+        stride = job.num_gpus // x.pipeline_parallel
+        pair = all_gather_seconds(net, 2.0 * s.reduce_bytes * words / x.tensor_parallel, 2, members_per_node(2, stride, net.domain))
+        tied = np.where(x.pipeline_parallel > 1, pair, 0.0)
+    return np.where(zero == 3, 0.0, exposed) + tied
+
+
+def _optimizer_seconds(job: Job, x: Columns, stage: Stages) -> Floats:
+    """Clearing, scaling and norm of the gradients, Adam over the sharded states, and the step's fixed time."""
+    physics, s = job.physics, job.software
+    params = stage_parameters(job, x, stage)
+    own = np.where(x.zero_stage >= 1, params.sharded, params.whole)
+    traffic = physics.optimizer_traffic_bytes if s.optimizer_bytes > 4 else physics.half_optimizer_traffic_bytes
+    gradients = np.where(x.zero_stage == 3, 0.0, physics.gradient_passes * s.reduce_bytes * params.whole)
+    fixed = s.fixed_step_seconds * (physics.fixed_step_graphs if s.cuda_graphs != "none" else 1.0)
+    return (gradients + traffic * own) / compute.rates_of(job).hbm + fixed
