@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.search import SearchResult
 
 
 class InputError(Exception):
@@ -11,7 +15,14 @@ class InputError(Exception):
 
 
 class NoLayoutFits(Exception):
-    """The request is well formed, yet no layout satisfies it. The command exits with 1."""
+    """The request is well formed, yet no layout satisfies it. The command exits with 1.
+
+    ``result`` is the search's result: its books say which rule dropped what, and which layout came nearest.
+    """
+
+    def __init__(self, result: SearchResult) -> None:
+        super().__init__("no layout fits")
+        self.result = result
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

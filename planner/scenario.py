@@ -39,6 +39,8 @@ class Job:
     """Dropout masks are kept for the backward."""
     multi_token_prediction: bool = True
     """Train the model's multi-token-prediction layers, where it has any."""
+    layers_per_stage: tuple[int, ...] = ()
+    """A stated split for pipelines of that many stages; empty: as even as possible."""
 
     def __post_init__(self) -> None:
         require(
@@ -160,6 +162,11 @@ class Scenario:
             chosen = load.find(Software, self.choices.software)
             return {name: chosen for name in DEFAULT_STACKS}
         return {name: load.find(Software, stack) for name, stack in DEFAULT_STACKS.items()}
+
+
+    def job_in(self, framework: str) -> Job:
+        """The job under a framework's stack ("none": the physical rules alone)."""
+        return self.job.under(self.stacks[framework])
 
 
 DEFAULT_STACKS = {"megatron": "megatron-core", "torchtitan": "fsdp2", "deepspeed": "deepspeed", "none": "megatron-core"}

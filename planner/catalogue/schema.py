@@ -277,6 +277,8 @@ class Software:
     """Bytes per parameter of ZeRO-3's sharded weights; 0 in a file means weight_bytes. FSDP keeps fp32 shards."""
     sharded_gradients: bool = True
     """Whether ZeRO-2 and 3 shard gradients."""
+    pipeline_whole_gradients: bool = False
+    """With pipeline stages gradients accumulate unsharded whatever the ZeRO stage, and are reduced once per step."""
     lazy_gradients: bool = False
     """Gradients live from the backward to the step only: without accumulation they never meet the activations' peak."""
     logit_bytes: float

@@ -50,9 +50,6 @@ class Memory:
         return Memory(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
-ACTIVATION_KEYS = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "micro_batch_size")
-
-
 def layer_activation_bytes(job: Job, x: Columns, *, moe: bool) -> Number:
     """Kept by one layer for one micro-batch without recompute.
 
@@ -151,7 +148,7 @@ def in_flight(x: Columns, stage_rank: Ints, num_micro_batches: Ints) -> Floats:
 
 
 @dataclass(frozen=True)
-class _Params:
+class Params:
     """Parameters of one stage on one GPU, and the replicas over which ZeRO shards them."""
 
     dense: Floats
@@ -161,33 +158,59 @@ class _Params:
 
     @property
     def whole(self) -> Floats:
+        """All parameters that the stage's GPU holds before sharding."""
         return self.dense + self.expert
 
     @property
     def sharded(self) -> Floats:
+        """What is left of them when every replica keeps its share."""
         return self.dense / self.dense_replicas + self.expert / self.expert_replicas
 
 
-def stage_parameters(job: Job, x: Columns, stage: Stages) -> _Params:
-    """Parameters of the stage on one GPU, embedding and head where it holds them."""
-    model, t = job.model, x.tensor_parallel
-    multiple = job.software.vocab_multiple
-    dense = stage.dense_layers * (parameters.dense_layer(model, t) if model.ffn_hidden_size else 0)
-    expert: Number = np.zeros(len(x))
-    if model.num_moe_layers:
-        dense = dense + stage.moe_layers * parameters.moe_layer(model, t)
-        expert = stage.moe_layers * parameters.experts(model, x.expert_parallel, x.expert_tensor_parallel)
-    alone = x.pipeline_parallel == 1
-    shared = (alone & model.tied_embeddings) | (model.tied_embeddings & (stage.has_embedding & stage.has_head).astype(bool))
-    dense = dense + stage.has_embedding * parameters.embedding(model, t, multiple)
-    dense = dense + stage.has_head * np.where(shared, parameters.norm_weights(model), parameters.head(model, t, multiple))
+@dataclass(frozen=True)
+class Pieces:
+    """Parameters of a layer and of the ends on one GPU: arrays, one entry per row."""
+
+    dense_layer: Number
+    moe_layer: Number
+    experts: Number
+    embedding: Number
+    head: Number
+    words: Number
+    """Embedding matrix alone, unpadded."""
+
+
+def pieces(job: Job, x: Columns) -> Pieces:
+    """The parameter pieces of every row's mesh, computed once per distinct mesh."""
+    first, key = distinct([x.tensor_parallel, x.expert_parallel, x.expert_tensor_parallel])
+    y, model, multiple = x.take(first), job.model, job.software.vocab_multiple
+    t, zeros = y.tensor_parallel, np.zeros(len(first))
+    found = Pieces(
+        dense_layer=parameters.dense_layer(model, t) if model.ffn_hidden_size else zeros,
+        moe_layer=parameters.moe_layer(model, t) if model.num_moe_layers else zeros,
+        experts=parameters.experts(model, y.expert_parallel, y.expert_tensor_parallel) if model.num_moe_layers else zeros,
+        embedding=parameters.embedding(model, t, multiple),
+        head=parameters.head(model, t, multiple),
+        words=parameters.padded_vocabulary(model, t, 1) * model.hidden_size / t,
+    )
+    return Pieces(*(np.asarray(getattr(found, field.name))[key] for field in fields(Pieces)))
+
+
+def stage_parameters(job: Job, x: Columns, stage: Stages, piece: Pieces) -> Params:
+    """Parameters of the stage on one GPU, embedding and head where it holds them; tied ends on one GPU count once."""
+    model = job.model
+    dense = stage.dense_layers * piece.dense_layer + stage.moe_layers * piece.moe_layer
+    both_ends = (stage.has_embedding & stage.has_head).astype(bool) & model.tied_embeddings
+    dense = dense + stage.has_embedding * piece.embedding
+    dense = dense + stage.has_head * np.where(both_ends, parameters.norm_weights(model), piece.head)
     if job.num_mtp_layers:
         dense = dense + stage.has_head * job.num_mtp_layers * 2 * model.hidden_size**2
-    expert_ranks = x.tensor_parallel * x.context_parallel * x.data_parallel // (x.expert_parallel * x.expert_tensor_parallel)
-    return _Params(dense, expert, x.data_parallel * x.context_parallel, np.maximum(expert_ranks, 1))
+    grid = x.tensor_parallel * x.context_parallel * x.data_parallel
+    expert_replicas = np.maximum(grid // (x.expert_parallel * x.expert_tensor_parallel), 1)
+    return Params(dense, stage.moe_layers * piece.experts, x.data_parallel * x.context_parallel, expert_replicas)
 
 
-def state_bytes(job: Job, x: Columns, params: _Params) -> tuple[Floats, Floats, Floats, Floats]:
+def state_bytes(job: Job, x: Columns, params: Params) -> tuple[Floats, Floats, Floats, Floats]:
     """Weights, gradients, optimizer states, and temporary copies of the optimizer's step.
 
     ZeRO-1 shards the optimizer, ZeRO-2 gradients as well, ZeRO-3 weights too, each over the replicas: one replica
@@ -195,92 +218,133 @@ def state_bytes(job: Job, x: Columns, params: _Params) -> tuple[Floats, Floats, 
     """
     s, zero = job.software, x.zero_stage
     sharded, whole = params.sharded, params.whole
-    kept_shards = (s.sharded_weights_bytes - s.weight_bytes) if s.sharded_weights_bytes > s.weight_bytes else 0.0
+    after_zero1 = np.where(zero >= 1, sharded, whole)
     weights = np.where(zero == 3, s.sharded_weights_bytes * sharded, s.weight_bytes * whole)
-    gradients = s.gradient_bytes * np.where((zero >= 2) & s.sharded_gradients, sharded, whole)
-    per_param = max(s.optimizer_bytes + OPTIMIZERS[job.optimizer] + 0.0, 0.0)
-    optimizer = per_param * np.where(zero >= 1, sharded, whole)
-    if kept_shards:  # stacks whose master weights are the shards: below ZeRO-3 they sit beside the working copy
-        optimizer = optimizer + s.sharded_weights_bytes * np.where(zero == 3, 0.0, np.where(zero >= 1, sharded, whole))
-    step_copies = s.optimizer_step_bytes * np.where(zero == 3, 0.0, np.where(zero >= 1, sharded, whole))
+    split_gradients = (zero >= 2) & s.sharded_gradients & ((x.pipeline_parallel == 1) | (not s.pipeline_whole_gradients))
+    gradients = s.gradient_bytes * np.where(split_gradients, sharded, whole)
+    optimizer = max(s.optimizer_bytes + OPTIMIZERS[job.optimizer], 0.0) * after_zero1
+    if s.sharded_weights_bytes > s.weight_bytes:
+        # the master weights are the shards themselves: below ZeRO-3 they sit beside the working copy
+        optimizer = optimizer + s.sharded_weights_bytes * np.where(zero == 3, 0.0, after_zero1)
+    step_copies = s.optimizer_step_bytes * np.where(zero == 3, 0.0, after_zero1)
     return weights, gradients, optimizer, step_copies
 
 
-def buffer_bytes(job: Job, x: Columns, params: _Params, held: Floats, stage: Stages) -> Floats:
+@dataclass(frozen=True)
+class Loads:
+    """Bytes of one layer and one micro-batch under each row's mesh: arrays, one entry per row."""
+
+    dense: Floats
+    dense_selective: Floats
+    moe: Floats
+    moe_selective: Floats
+    checkpoint: Floats
+    mlp_gradient: Floats
+    hidden: Floats
+    """T h: one activation, not divided."""
+    hidden_share: Floats
+    """T h / t_s."""
+    logits: Floats
+    """Number of logits on a rank."""
+    piece: Pieces
+    num_micro_batches: Ints
+    communicators: Floats
+
+    @property
+    def largest(self) -> Floats:
+        """The heavier kind of layer."""
+        return np.maximum(self.dense, self.moe)
+
+
+LOAD_KEYS = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "micro_batch_size")
+
+
+def loads(job: Job, x: Columns) -> Loads:
+    """The loads of every row, computed once per distinct mesh and micro-batch."""
+    first, key = distinct(getattr(x, axis) for axis in LOAD_KEYS)
+    y, model, s = x.take(first), job.model, job.software
+    tokens = job.seq_len * y.micro_batch_size / y.context_parallel
+    zeros = np.zeros(len(first))
+    kinds = {moe: moe in _kinds(job) for moe in (False, True)}
+    whole = {moe: layer_activation_bytes(job, y, moe=moe) if here else zeros for moe, here in kinds.items()}
+    some = {moe: selective_activation_bytes(job, y, moe=moe) if here else zeros for moe, here in kinds.items()}
+    vocabulary = parameters.padded_vocabulary(model, y.tensor_parallel, s.vocab_multiple)
+    split_axes = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel", "expert_parallel")
+    return Loads(
+        dense=whole[False][key],
+        dense_selective=some[False][key],
+        moe=whole[True][key],
+        moe_selective=some[True][key],
+        checkpoint=checkpoint_bytes(job, y)[key],
+        mlp_gradient=_mlp_gradient_bytes(job, y)[key],
+        hidden=(tokens * model.hidden_size)[key],
+        hidden_share=(tokens * model.hidden_size / _hidden_share(job, y))[key],
+        logits=(tokens * vocabulary / (1 if s.logits_whole else y.tensor_parallel))[key],
+        piece=pieces(job, x),
+        num_micro_batches=job.global_batch_size // (x.data_parallel * x.micro_batch_size),
+        communicators=1.0 + sum((getattr(x, axis) > 1).astype(float) for axis in split_axes),
+    )
+
+
+def buffer_bytes(job: Job, x: Columns, params: Params, held: Floats, stage: Stages, load: Loads) -> Floats:
     """Gathered blocks of ZeRO-3, reduction buckets, stage boundaries, weight-gradient scratch, workspace."""
-    model, s, t = job.model, job.software, x.tensor_parallel
-    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
-    block = parameters.moe_layer(model, t) if model.num_moe_layers else parameters.dense_layer(model, t)
+    model, s, piece = job.model, job.software, load.piece
+    block = piece.moe_layer if model.num_moe_layers else piece.dense_layer
     scratch = s.dummy_gradient * 2.0 * block
     if model.num_moe_layers:
-        experts = parameters.experts(model, x.expert_parallel, x.expert_tensor_parallel)
-        one = experts * x.expert_parallel / model.num_experts
-        scratch = scratch + s.dummy_gradient * 2.0 * one
-        block = block + np.where(params.expert_replicas > 1, experts, 0.0)
-    ends = np.maximum(stage.has_embedding, stage.has_head) * parameters.padded_vocabulary(model, t, 1) * model.hidden_size / t
+        one_expert = piece.experts * x.expert_parallel / model.num_experts
+        scratch = scratch + s.dummy_gradient * 2.0 * one_expert
+        block = block + np.where(params.expert_replicas > 1, piece.experts, 0.0)
+    ends = np.maximum(stage.has_embedding, stage.has_head) * piece.words
+    several = params.dense_replicas > 1
     gathered = 2.0 * (2.0 * block + ends) * 2.0 + 6.0 * np.maximum(block, ends)
-    gathered = np.where((x.zero_stage == 3) & (params.dense_replicas > 1), gathered, 0.0)
-    buckets = np.where((x.zero_stage >= 1) & (params.dense_replicas > 1), s.bucket_bytes, 0.0)
-    boundary = np.where(x.pipeline_parallel > 1, 4.0 * tokens * model.hidden_size / _hidden_share(job, x), 0.0)
-    outputs = held * 2.0 * tokens * model.hidden_size if s.keeps_stage_outputs else 0.0
-    outputs = np.where(x.pipeline_parallel > 1, outputs, 0.0)
-    ids = stage.has_embedding * held * tokens * (8.0 + (model.hidden_size if job.dropout else 0.0))
-    return gathered + buckets + boundary + outputs + ids + scratch + s.workspace_bytes
+    total = np.where((x.zero_stage == 3) & several, gathered, 0.0) + scratch + s.workspace_bytes
+    if s.bucket_bytes:
+        total = total + np.where((x.zero_stage >= 1) & several, s.bucket_bytes, 0.0)
+    boundary = 4.0 * load.hidden_share + (2.0 * held * load.hidden if s.keeps_stage_outputs else 0.0)
+    ids = stage.has_embedding * held * load.hidden * (8.0 / model.hidden_size + (1.0 if job.dropout else 0.0))
+    return total + np.where(x.pipeline_parallel > 1, boundary, 0.0) + ids
 
 
-def stage_memory(job: Job, x: Columns, stage: Stages) -> Memory:
-    """The memory of one stage of every layout: rows of ``stage`` belong to rows of ``x``."""
-    m = job.global_batch_size // (x.data_parallel * x.micro_batch_size)
-    s, model = job.software, job.model
-    params = stage_parameters(job, x, stage)
-    weights, gradients, optimizer, step_copies = state_bytes(job, x, params)
-    held = in_flight(x, stage.rank, m)
-
-    first, key = distinct(getattr(x, axis) for axis in ACTIVATION_KEYS)
-    y = x.take(first)
-    kept = {moe: (layer_activation_bytes(job, y, moe=moe), selective_activation_bytes(job, y, moe=moe)) for moe in _kinds(job)}
-    checkpoint = checkpoint_bytes(job, y)[key]
-    tokens = job.seq_len * y.micro_batch_size / y.context_parallel
-
-    covered = covered_layers(model, x, stage)
-    uncovered_share = 1.0 - covered / np.maximum(stage.layers, 1)
+def activation_bytes(x: Columns, stage: Stages, covered: Ints, held: Floats, load: Loads) -> Floats:
+    """Kept activations of the stage: micro-batches in flight x layers, under each layer's recompute."""
     selective = x.recompute == SELECTIVE
-    layers = {False: stage.dense_layers, True: stage.moe_layers}
-    activations = held * covered * checkpoint
-    for moe, (whole, some) in kept.items():
-        activations = activations + held * layers[moe] * uncovered_share * np.where(selective, some[key], whole[key])
+    uncovered = 1.0 - covered / np.maximum(stage.layers, 1)
+    kept = stage.dense_layers * np.where(selective, load.dense_selective, load.dense)
+    kept = kept + stage.moe_layers * np.where(selective, load.moe_selective, load.moe)
+    return held * (uncovered * kept + covered * load.checkpoint)
 
-    biggest = np.maximum.reduce([whole for whole, _ in kept.values()])[key]
-    gradient = _mlp_gradient_bytes(job, y)[key]
-    transient = np.where(
-        covered > 0, biggest + 2.0 * (tokens * model.hidden_size)[key] + 0.35 * gradient, gradient
-    )
-    vocabulary = parameters.padded_vocabulary(model, y.tensor_parallel, s.vocab_multiple)
-    logits = tokens * vocabulary / (1 if s.logits_whole else y.tensor_parallel)
-    head_input = 4.0 * tokens * model.hidden_size / _hidden_share(job, y)
+
+def stage_memory(job: Job, x: Columns, stage: Stages, load: Loads) -> Memory:
+    """The memory of one stage of every layout: rows of ``stage`` and ``load`` belong to rows of ``x``.
+
+    At the peak either the loss or the backward's transient is live beside what was kept; gradients that a stack frees
+    early join only after the activations are gone; the optimizer's copies come when both are.
+    """
+    s = job.software
+    params = stage_parameters(job, x, stage, load.piece)
+    weights, gradients, optimizer, step_copies = state_bytes(job, x, params)
+    held = in_flight(x, stage.rank, load.num_micro_batches)
+    covered = covered_layers(job.model, x, stage)
+    activations = activation_bytes(x, stage, covered, held, load)
+    live_layer = load.largest + 2.0 * load.hidden + 0.35 * load.mlp_gradient
+    transient = np.where(covered > 0, live_layer, load.mlp_gradient)
     heads = stage.has_head * (1 + job.num_mtp_layers)
-    kept_logits = heads * s.logits_kept_bytes * logits[key]
-    peak_logits = heads * s.logit_bytes * logits[key]
-    loss = heads * head_input[key] + np.maximum(peak_logits - transient, kept_logits)
-
+    peak_logits, kept_logits = heads * s.logit_bytes * load.logits, heads * s.logits_kept_bytes * load.logits
+    loss = heads * 4.0 * load.hidden_share + np.maximum(peak_logits - transient, kept_logits)
     if s.lazy_gradients:
-        forward_peak = activations + loss + transient
-        backward_peak = gradients + biggest
-        gradients = np.where(m == 1, np.maximum(backward_peak - forward_peak, 0.0), gradients)
-    transient = np.maximum(transient, step_copies - activations - loss)
-    groups = 1.0 + sum(
-        (getattr(x, axis) > 1).astype(float)
-        for axis in ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel", "expert_parallel")
-    )
+        after_forward = activations + loss + transient
+        late = np.maximum(gradients + load.largest - after_forward, 0.0)
+        gradients = np.where(load.num_micro_batches == 1, late, gradients)
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
         logits=loss,
-        transient=transient,
-        buffers=buffer_bytes(job, x, params, held, stage),
-        context=s.context_bytes + s.communicator_bytes * groups,
+        transient=np.maximum(transient, step_copies - activations - loss),
+        buffers=buffer_bytes(job, x, params, held, stage, load),
+        context=s.context_bytes + s.communicator_bytes * load.communicators,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from planner.catalogue.schema import Model
+from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import SCHEDULES, V_SHAPED, Columns, Ints
 
@@ -60,10 +61,13 @@ class Stages:
         return Stages(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
-def all_stages(model: Model, pipeline: int, per_stage: int, v_shaped: bool, num_mtp_layers: int) -> Stages:
-    """Every stage of one pipeline, first stage first: arrays of shape (pipeline,)."""
-    sizes = chunk_sizes(model.num_layers, pipeline * per_stage)
-    return split_stages(model, sizes, stage_of_chunk(pipeline, per_stage, v_shaped), num_mtp_layers)
+def all_stages(job: Job, pipeline: int, per_stage: int, v_shaped: bool) -> Stages:
+    """Every stage of one pipeline, first stage first: arrays of shape (pipeline,). A stated split wins over the even one."""
+    sizes = chunk_sizes(job.model.num_layers, pipeline * per_stage)
+    if len(job.layers_per_stage) == pipeline:
+        of_stage = [chunk_sizes(count, per_stage) for count in job.layers_per_stage]
+        sizes = np.stack(of_stage, axis=1).ravel()
+    return split_stages(job.model, sizes, stage_of_chunk(pipeline, per_stage, v_shaped), job.num_mtp_layers)
 
 
 def split_stages(model: Model, sizes: Ints, owner: Ints, num_mtp_layers: int) -> Stages:
@@ -94,18 +98,19 @@ def _candidates(stages: Stages) -> Ints:
     return ends
 
 
-def candidate_stages(model: Model, x: Columns, num_mtp_layers: int) -> tuple[Stages, Ints]:
+def candidate_stages(job: Job, x: Columns) -> tuple[Stages, Ints]:
     """For each kind of pipeline in ``x`` its candidate stages, padded by repetition, and the kind of every row."""
     v_codes = [SCHEDULES.index(name) for name in V_SHAPED]
     v_shaped = np.isin(x.schedule, v_codes).astype(np.int64)
     first, kind = distinct([x.pipeline_parallel, x.virtual_pipeline, v_shaped])
     found = []
     for row in first:
-        stages = all_stages(
-            model, int(x.pipeline_parallel[row]), int(x.virtual_pipeline[row]), bool(v_shaped[row]), num_mtp_layers
-        )
+        stages = all_stages(job, int(x.pipeline_parallel[row]), int(x.virtual_pipeline[row]), bool(v_shaped[row]))
         found.append(stages.take(_candidates(stages)))
-    width = max(len(stages.rank) for stages in found) if found else 1
+    if not found:
+        empty = np.zeros((0, 1), dtype=np.int64)
+        return Stages(*[empty] * len(fields(Stages))), kind
+    width = max(len(stages.rank) for stages in found)
     padded = [stages.take(np.minimum(np.arange(width), len(stages.rank) - 1)) for stages in found]
     table = Stages(*(np.stack([getattr(s, field.name) for s in padded]) for field in fields(Stages)))
     return table, kind

@@ -11,7 +11,7 @@ from planner.cost import compute, parameters
 from planner.cost.arrays import Floats, Number
 from planner.cost.collectives import Network, all_gather_seconds, members_per_node, network_of
 from planner.cost.layer import KEYS, LayerSeconds, layer_seconds
-from planner.cost.memory import stage_parameters
+from planner.cost.memory import Params, pieces, stage_parameters
 from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
 from planner.cost.stages import Stages, candidate_stages, covered_layers
 from planner.scenario import Job
@@ -116,7 +116,8 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     per_batch = np.where(p > 1, physics.micro_batch_seconds, physics.micro_batch_no_pipeline_seconds)
     nodes = max(1.0, job.num_gpus / job.fast_domain)
     slowed = physics.straggler * np.log2(nodes) * (m * (steady + per_boundary + per_batch) + fill)
-    data = _data_seconds(job, net, x, stage, forward, backward, fill, m)
+    params = stage_parameters(job, x, stage, pieces(job, x))
+    data = _data_seconds(job, net, x, params, forward, backward, fill, m)
     named = {part: m * layers.sum(part, stage, modes) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")}
     return StepSeconds(
         compute=m * steady - sum(named.values()),
@@ -124,7 +125,7 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
         pipeline=m * per_boundary,
         bubble=fill,
         data=data,
-        optimizer=_optimizer_seconds(job, x, stage),
+        optimizer=_optimizer_seconds(job, x, params),
         overhead=m * per_batch + slowed,
     )
 
@@ -171,7 +172,7 @@ class _EndSeconds:
 
 def _slowest_stage(job: Job, x: Columns, layers: _Layers, ends: _EndSeconds) -> tuple[Stages, _Modes]:
     """The stage with the longest forward and backward, and its recompute shares."""
-    table, kind = candidate_stages(job.model, x, job.num_mtp_layers)
+    table, kind = candidate_stages(job, x)
     best = np.zeros(len(x), dtype=np.int64)
     longest = np.full(len(x), -1.0)
     for number in range(table.rank.shape[1]):
@@ -221,14 +222,13 @@ def _fill_seconds(
 
 
 def _data_seconds(
-    job: Job, net: Network, x: Columns, stage: Stages, forward: Floats, backward: Floats, fill: Floats, m: Ints
+    job: Job, net: Network, x: Columns, params: Params, forward: Floats, backward: Floats, fill: Floats, m: Ints
 ) -> Floats:
     """Exposed reduction of the stage's gradients and gathering of its parameters, once per step (ZeRO-3: in its layers).
 
     ZeRO-2 without a pipeline scatters every micro-batch's gradients, each behind its own backward.
     """
     s, zero = job.software, x.zero_stage
-    params = stage_parameters(job, x, stage)
     replicas = comm.data_group(net, x.tensor_parallel, x.context_parallel, x.data_parallel)
     expert_group = comm.expert_data_group(net, job, x.pipeline_parallel, x.expert_parallel, x.expert_tensor_parallel)
 
@@ -252,10 +252,9 @@ def _data_seconds(
     return np.where(zero == 3, 0.0, exposed) + tied
 
 
-def _optimizer_seconds(job: Job, x: Columns, stage: Stages) -> Floats:
+def _optimizer_seconds(job: Job, x: Columns, params: Params) -> Floats:
     """Clearing, scaling and norm of the gradients, Adam over the sharded states, and the step's fixed time."""
     physics, s = job.physics, job.software
-    params = stage_parameters(job, x, stage)
     own = np.where(x.zero_stage >= 1, params.sharded, params.whole)
     traffic = physics.optimizer_traffic_bytes if s.optimizer_bytes > 4 else physics.half_optimizer_traffic_bytes
     gradients = np.where(x.zero_stage == 3, 0.0, physics.gradient_passes * s.reduce_bytes * params.whole)

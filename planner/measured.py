@@ -1,0 +1,269 @@
+"""Published measured runs as jobs and layouts: what each row says, and which training stack of which year ran it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.catalogue import load
+from planner.catalogue.schema import Cluster, Gpu, Model, Software
+from planner.errors import InputError
+from planner.scenario import Job, make_job
+from solver.layout import Layout
+
+Row = Mapping[str, str]
+
+
+class Unusable(Exception):
+    """A row lacks what a prediction needs; the message is the reason that is counted."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run, ready to be predicted."""
+
+    id: str
+    family: str
+    job: Job
+    layout: Layout
+    recompute_known: bool
+    step_seconds: float
+    """Measured; nan when the source states none."""
+    peak_bytes: float
+    memory_kind: str
+    out_of_memory: bool
+
+
+def number(row: Row, key: str, default: float | None = None) -> float:
+    """A numeric cell, or the default. Raises Unusable when it is empty and there is none."""
+    text = row.get(key, "").strip()
+    if not text:
+        if default is None:
+            raise Unusable(f"no {key}")
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"row {row.get('id')}: {key} = {text!r} is not a number") from None
+
+
+def stack_name(row: Row) -> str:
+    """The software profile of a row, from the framework that it names, the year and its flags."""
+    framework, year = row["framework"].lower(), int(number(row, "year", 2024))
+    if "megatron-deepspeed" in framework or "dse" in framework:
+        return "megatron-deepspeed-2022"
+    if "aa-scaling" in framework:
+        return "aa-scaling-2023"
+    if "torchtitan" in framework or "automodel" in framework:
+        return "fsdp2" if row.get("compiled") == "1" else "fsdp2-eager"
+    if "foundry" in framework or "fms" in framework:
+        return "fsdp1"
+    if "torchtune" in framework or "litgpt" in framework:
+        return "torchtune"
+    if "nanotron" in framework:
+        return "nanotron"
+    if any(word in framework for word in ("jax", "oneflow")):
+        return "jax"
+    if "hf trainer" in framework:
+        return "deepspeed"
+    if any(word in framework for word in ("deepspeed", "lightning", "pytorch", "colossal")):
+        return "hf-deepspeed-2021" if year < 2024 else "deepspeed"
+    if "zero-bubble" in framework or "sail-sg" in framework or year <= 2022:
+        return "megatron-lm-2022"
+    if "bridge" in framework or "nemo" in framework:
+        return "megatron-bridge"
+    return "megatron-core"
+
+
+def software(row: Row) -> Software:
+    """The row's software profile with the settings that it states itself."""
+    base = load.find(Software, stack_name(row))
+    changes: dict[str, object] = {}
+    kernel = row.get("attention_kernel", "")
+    if kernel:
+        changes["attention_kernel"] = kernel
+    elif row.get("flash_attention") == "0" and base.flash_attention:
+        changes["attention_kernel"] = "fused_softmax"
+    elif row.get("flash_attention") == "1" and not base.flash_attention:
+        changes["attention_kernel"] = "flash2"
+    elif not row.get("flash_attention") and not base.flash_attention and number(row, "year", 2024) >= 2023:
+        if base.name != "megatron-lm-2022":
+            changes["attention_kernel"] = "flash1"
+    if row.get("norm_kernel"):
+        changes["eager_norm"] = row["norm_kernel"] == "eager"
+        if base.name == "aa-scaling-2023" and row["norm_kernel"] == "fused":
+            changes["norm_input_bytes"] = 10.0
+    elif base.name == "fsdp1":
+        changes["eager_norm"] = row.get("gated_mlp") == "1"
+    if row.get("compiled") == "1":
+        changes["compiled"] = True
+    graphs = {"partial": "partial", "full_iteration": "full", "yes": "full"}.get(row.get("cuda_graphs", ""))
+    if graphs:
+        changes["cuda_graphs"] = graphs
+    if row.get("gradient_bytes"):
+        changes["gradient_bytes"] = number(row, "gradient_bytes")
+        changes["reduce_bytes"] = number(row, "gradient_bytes")
+    overlap = row.get("overlap", "")
+    if "tp comm overlap" in overlap or "async TP" in overlap:
+        changes["tensor_exposed_forward"] = changes["tensor_exposed_backward"] = 0.34
+    if base.name == "megatron-deepspeed-2022":
+        if row.get("precision") == "bf16":
+            changes.update(gradient_bytes=8.0, reduce_bytes=4.0, optimizer_bytes=12.0)
+        if number(row, "year", 2024) >= 2023:
+            changes["tensor_exposed_backward"] = 0.67
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def model(row: Row) -> Model:
+    """The row's model shape. Raises Unusable when a size is missing."""
+    layers, hidden = int(number(row, "num_layers")), int(number(row, "hidden_size"))
+    heads = int(number(row, "num_attention_heads"))
+    known = _catalogue_twin(layers, hidden, heads)
+    gated = row.get("gated_mlp") == "1"
+    experts = int(number(row, "num_experts", 0))
+    moe_layers = int(number(row, "num_moe_layers", layers)) if experts else 0
+    latent = {}
+    if known and known.kv_lora_rank:
+        names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        latent = {name: getattr(known, name) for name in names}
+    try:
+        return Model(
+            name=row.get("model", "") or row["id"],
+            num_layers=layers,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            num_key_value_heads=int(number(row, "num_key_value_heads", 0)),
+            head_dim=int(number(row, "head_dim", known.head_dim if known and not latent else hidden // heads)),
+            ffn_hidden_size=int(number(row, "ffn_hidden_size", 0 if moe_layers == layers else None)),
+            gated_mlp=gated,
+            vocab_size=int(number(row, "vocab_size", 51200)),
+            tied_embeddings=row.get("tied_embeddings") == "1",
+            norm="rmsnorm" if gated else "layernorm",
+            linear_bias=not gated,
+            qkv_bias=not gated,
+            dropout=not gated and number(row, "year", 2024) <= 2023,
+            num_experts=experts,
+            experts_per_token=int(number(row, "experts_per_token", 0)),
+            moe_ffn_hidden_size=int(number(row, "moe_ffn_hidden_size", 0)),
+            num_shared_experts=int(number(row, "num_shared_experts", 0)),
+            num_dense_layers=layers - moe_layers if experts else 0,
+            **latent,  # type: ignore[arg-type]
+        )
+    except InputError as error:
+        raise Unusable(f"shape: {error}") from None
+
+
+def _catalogue_twin(layers: int, hidden: int, heads: int) -> Model | None:
+    """A catalogue model of the same depth, width and heads: its head sizes hold for a row that states none."""
+    for known in load.records(Model):
+        if known.hidden_size == hidden and known.num_attention_heads == heads:
+            if known.num_layers == layers or known.kv_lora_rank:
+                return known
+    return None
+
+
+def gpu(row: Row) -> Gpu:
+    """The row's accelerator. Raises Unusable when it names none, or one that is not in the catalogue."""
+    text = row.get("gpu", "").lower()
+    name = {"a100": "a100-sxm-80gb", "a100-40gb": "a100-sxm-40gb", "h200": "h200-sxm-141gb"}.get(text, text)
+    sized = re.fullmatch(r"([a-z0-9]+)-(\d+gb)-sxm", name)
+    if sized:
+        name = f"{sized[1]}-sxm-{sized[2]}"
+    for ending in ("-16gb", "-32gb", "-24gb", "-48gb"):
+        if name.endswith(ending) and "sxm" not in name:
+            name = name.removesuffix(ending) if "v100" not in name else name.replace(ending, f"-sxm{ending}")
+    try:
+        return load.find(Gpu, name.replace("rtx4090", "rtx-4090"))
+    except InputError:
+        raise Unusable(f"gpu '{row.get('gpu')}' is not in the catalogue") from None
+
+
+def cluster(row: Row, card: Gpu) -> Cluster:
+    """The row's wiring: stated values before the card's usual cluster."""
+    usual = load.find(Cluster, card.default_cluster)
+    domain = usual.gpus_per_node if usual.gpus_per_node > 8 else int(number(row, "gpus_per_node", usual.gpus_per_node))
+    nic = number(row, "inter_node_gbit_per_s_per_gpu", 0) * 1e9 / 8
+    return dataclasses.replace(
+        usual, name=f"{domain} x {card.name}", gpus_per_node=domain, nic_bytes_per_s=nic or usual.nic_bytes_per_s
+    )
+
+
+SCHEDULE_NAMES = {"zb-1p": "zero_bubble_h1", "zb-h1": "zero_bubble_h1", "zb-v": "zero_bubble_v", "zero-bubble": "zero_bubble_h1"}
+
+
+def layout(row: Row, num_layers: int) -> Layout:
+    """The row's layout. Raises Unusable for what this vocabulary cannot say."""
+    size = {key: int(number(row, key, 1)) for key in ("context_parallel", "expert_parallel", "virtual_pipeline")}
+    tensor, pipeline = int(number(row, "tensor_parallel")), int(number(row, "pipeline_parallel"))
+    gpus = int(number(row, "num_gpus"))
+    data = int(number(row, "data_parallel", gpus // max(tensor * pipeline * size["context_parallel"], 1)))
+    told = row.get("schedule", "").split(" ")[0]
+    if told in ("zb-2p", "v-half", "v-min", "zb") or row.get("offload"):
+        raise Unusable(f"schedule '{told}'" if not row.get("offload") else "offload")
+    virtual = size["virtual_pipeline"]
+    schedule = SCHEDULE_NAMES.get(told, "interleaved_1f1b" if virtual > 1 else "1f1b")
+    if schedule == "zero_bubble_v":
+        virtual = 2
+    mode = row.get("recompute", "").lower()
+    depth = math.ceil(num_layers / (pipeline * virtual))
+    recompute, covered = "none", 0
+    if mode.startswith("full"):
+        recompute, covered = "full", depth
+    elif "every" in mode:
+        recompute, covered = "full", max(depth // 2, 1)
+    elif mode not in ("", "none", "default memory policy"):
+        recompute = "selective"
+    return Layout(
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        data_parallel=data,
+        zero_stage=int(number(row, "zero_stage", 1)),
+        micro_batch_size=int(number(row, "micro_batch_size")),
+        recompute=recompute,
+        recompute_layers=covered,
+        schedule=schedule,
+        expert_tensor_parallel=int(number(row, "expert_tensor_parallel", 1)),
+        **{**size, "virtual_pipeline": virtual},
+    )
+
+
+UNITS = {"GiB": 2.0**30, "GB (1e9)": 1e9, "GB": 2.0**30, "": 2.0**30}
+
+
+def run_of(row: Row) -> Run:
+    """A row ready to be predicted. Raises Unusable with the reason."""
+    shape, card = model(row), gpu(row)
+    chosen = layout(row, shape.num_layers)
+    stated = row.get("layers_per_stage", "")
+    job = make_job(
+        model=shape,
+        gpu=card,
+        cluster=cluster(row, card),
+        software=software(row),
+        num_gpus=int(number(row, "num_gpus")),
+        seq_len=int(number(row, "seq_len")),
+        global_batch_size=int(number(row, "global_batch_size")),
+        precision=row.get("precision", ""),
+        sequence_parallel=row.get("sequence_parallel") != "0",
+    )
+    job = dataclasses.replace(job, layers_per_stage=tuple(int(n) for n in stated.split(",")) if stated else ())
+    each = chosen.data_parallel * chosen.micro_batch_size
+    grid = chosen.tensor_parallel * chosen.context_parallel * chosen.data_parallel
+    if job.global_batch_size % each or grid * chosen.pipeline_parallel != job.num_gpus:
+        raise Unusable("sizes do not multiply")
+    if shape.num_experts and grid % (chosen.expert_parallel * chosen.expert_tensor_parallel):
+        raise Unusable("expert grid")
+    return Run(
+        id=row["id"],
+        family=row["family"],
+        job=job,
+        layout=chosen,
+        recompute_known=bool(row.get("recompute")),
+        step_seconds=number(row, "step_seconds", math.nan),
+        peak_bytes=number(row, "peak_memory_gb", math.nan) * UNITS[row.get("memory_unit", "")],
+        memory_kind=row.get("memory_kind", ""),
+        out_of_memory=row.get("outcome") == "oom",
+    )

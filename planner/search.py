@@ -1,0 +1,209 @@
+"""The search as one readable pipeline: scenario -> space -> prune -> cost -> rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner import spec
+from planner.cost.arrays import Floats
+from planner.cost.estimate import memory_of, time_of
+from planner.errors import InputError, NoLayoutFits
+from planner.frameworks import FRAMEWORKS
+from planner.frameworks.legality import accepting
+from planner.rank import order
+from planner.scenario import Job, Scenario
+from solver import prune, space
+from solver.layout import Columns, Ints, Layout
+from solver.problem import Problem
+
+PIECE = 1 << 16
+"""Layouts scored at once: small enough for the processor's cache, large enough to amortise the calls."""
+
+LAUNCHABLE, MEMORY = "launchable", "memory"
+"""The two rules that need the frameworks and the cost model, after the solver's."""
+
+Progress = Callable[[int, int], None]
+"""(layouts done, layouts in all)"""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Layouts with their estimates; arrays of one length."""
+
+    layouts: Columns
+    frameworks: Ints
+    """Bit set of the frameworks that accept the layout."""
+    stack: Ints
+    """Number of the framework whose stack the layout is costed under, or -1 for the physical rules alone."""
+    need_bytes: Floats
+    verdict: Ints
+    step_seconds: Floats
+    bubble_seconds: Floats
+    exposed_seconds: Floats
+
+    def __len__(self) -> int:
+        return len(self.need_bytes)
+
+    def take(self, index: Ints | slice) -> Scored:
+        """The selected rows."""
+        rest = (getattr(self, f.name)[index] for f in dataclasses.fields(self)[1:])
+        return Scored(self.layouts.take(index), *rest)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The layout that came nearest among those out of memory."""
+
+    layout: Layout
+    framework: str
+    need_bytes: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found, in rank order, and the books of what it dropped."""
+
+    scenario: Scenario
+    problem: Problem
+    funnel: prune.Funnel
+    ranked: Scored
+    """Best first; every layout that is not out of memory."""
+    nearest: Rejected | None
+    seconds: float
+    """Wall time of the search itself."""
+
+
+def search(scenario: Scenario, sort: str = "step", progress: Progress | None = None) -> SearchResult:
+    """Every layout of the scenario's space, pruned, scored and ranked.
+
+    Raises InputError for a batch that no replica count divides, NoLayoutFits when nothing is left.
+    """
+    started = time.perf_counter()
+    problem = spec.problem(scenario)
+    funnel = prune.count(problem)
+    layouts = enumerate_layouts(problem)
+    if len(layouts) != funnel.survivors:
+        raise RuntimeError(f"CP-SAT leaves {len(layouts)} layouts, counting leaves {funnel.survivors}")
+    scored, nearest, dropped = score(scenario, layouts, progress)
+    for rule, number in dropped.items():
+        funnel = funnel.after(rule, number)
+    ranked = scored.take(order(scenario, scored, sort))
+    result = SearchResult(scenario, problem, funnel, ranked, nearest, time.perf_counter() - started)
+    if not len(ranked):
+        check_batch(problem)
+        raise NoLayoutFits(result)
+    return result
+
+
+def enumerate_layouts(problem: Problem) -> prune.Spread:
+    """All layouts that the solver's rules allow: meshes and splits by CP-SAT, joined and spread over the switches."""
+    base = space.join(problem, space.meshes(problem), space.splits(problem))
+    return prune.spread(problem, base)
+
+
+def jobs_by_framework(scenario: Scenario) -> dict[int, Job]:
+    """The job under the stack of each framework number; -1 stands for the physical rules alone."""
+    if scenario.choices.framework == "none":
+        return {-1: scenario.job_in("none")}
+    names = list(FRAMEWORKS)
+    wanted = names if scenario.choices.framework == "any" else [scenario.choices.framework]
+    return {names.index(name): scenario.job_in(name) for name in wanted}
+
+
+def assign(scenario: Scenario, x: Columns) -> tuple[Ints, Ints]:
+    """For each layout the bit set of frameworks that accept it, and the one it is costed under (-2: none does)."""
+    bits = accepting({name: scenario.job_in(name) for name in FRAMEWORKS}, x)
+    stack = np.full(len(x), -2, dtype=np.int64)
+    for number in reversed(sorted(jobs_by_framework(scenario))):
+        stack = np.where(bits >> number & 1 if number >= 0 else True, number, stack)
+    return bits, stack
+
+
+def estimate(scenario: Scenario, x: Columns) -> Iterator[tuple[Scored, Scored]]:
+    """Per stack: the layouts that are not out of memory with their step time, and those that are (step time nan)."""
+    bits, stack = assign(scenario, x)
+    for number, job in jobs_by_framework(scenario).items():
+        rows = np.flatnonzero(stack == number)
+        if not len(rows):
+            continue
+        own = x.take(rows)
+        memory = memory_of(job, own)
+        runs = np.flatnonzero(memory.verdict < 2)
+        step = time_of(job, own.take(runs))
+        kept = Scored(
+            own.take(runs),
+            bits[rows][runs],
+            stack[rows][runs],
+            memory.need_bytes[runs],
+            memory.verdict[runs],
+            step.total,
+            step.bubble,
+            step.exposed_communication,
+        )
+        over = np.flatnonzero(memory.verdict == 2)
+        unknown = np.full(len(over), np.nan)
+        lost = Scored(
+            own.take(over), bits[rows][over], stack[rows][over], memory.need_bytes[over], memory.verdict[over], *[unknown] * 3
+        )
+        yield kept, lost
+
+
+def score(
+    scenario: Scenario, layouts: prune.Spread, progress: Progress | None = None
+) -> tuple[Scored, Rejected | None, dict[str, int]]:
+    """Every layout under its framework's stack: those that fit, the nearest of those that do not, and the drops."""
+    kept: list[Scored] = []
+    nearest: Rejected | None = None
+    done = out_of_memory = accepted = 0
+    names = list(FRAMEWORKS)
+    for piece in layouts.pieces(PIECE):
+        for fits, lost in estimate(scenario, piece):
+            kept.append(fits)
+            accepted += len(fits) + len(lost)
+            out_of_memory += len(lost)
+            least = int(np.argmin(lost.need_bytes)) if len(lost) else -1
+            if least >= 0 and (nearest is None or lost.need_bytes[least] < nearest.need_bytes):
+                stack = int(lost.stack[least])
+                framework = names[stack] if stack >= 0 else "none"
+                nearest = Rejected(lost.layouts.layout(least), framework, float(lost.need_bytes[least]))
+        done += len(piece)
+        if progress:
+            progress(done, len(layouts))
+    return concatenate(kept), nearest, {LAUNCHABLE: done - accepted, MEMORY: out_of_memory}
+
+
+def concatenate(parts: list[Scored]) -> Scored:
+    """Scored layouts one after another."""
+    axes = [field.name for field in dataclasses.fields(Columns)]
+
+    def joined(arrays: list[Ints]) -> Ints:
+        return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
+
+    layouts = Columns(*(joined([getattr(p.layouts, axis) for p in parts]) for axis in axes))
+    rest = (joined([getattr(p, f.name) for p in parts]) for f in dataclasses.fields(Scored)[1:])
+    return Scored(layouts, *rest)
+
+
+def check_batch(problem: Problem) -> None:
+    """Raise InputError, with the nearest legal batches, when only the batch keeps every mesh from being legal."""
+    possible: set[int] = set()
+    axes = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "data_parallel")
+    for step in prune.walk(problem, {}, axes):
+        if isinstance(step, prune.Dropped) and step.rule.name == "replicas":
+            possible |= set(step.table["data_parallel"].tolist())
+        elif not isinstance(step, prune.Dropped) and len(step["data_parallel"]):
+            return
+    if not possible:
+        return
+    batch = problem.global_batch_size
+    legal = sorted({max(batch // d, 1) * d for d in possible} | {-(-batch // d) * d for d in possible}, key=lambda n: abs(n - batch))
+    known = ", ".join(f"{d:,}" for d in sorted(possible)[:6])
+    raise InputError(
+        f"workload.global_batch_size = {batch} does not divide by any data_parallel that {problem.num_gpus:,} GPUs allow "
+        f"({known}); nearest legal: {', '.join(str(n) for n in sorted(legal[:3]))}"
+    )
