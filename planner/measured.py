@@ -191,7 +191,12 @@ def cluster(row: Row, card: Gpu) -> Cluster:
     )
 
 
-SCHEDULE_NAMES = {"zb-1p": "zero_bubble_h1", "zb-h1": "zero_bubble_h1", "zb-v": "zero_bubble_v", "zero-bubble": "zero_bubble_h1"}
+SCHEDULE_NAMES = {
+    "zb-1p": "zero_bubble_h1",
+    "zb-h1": "zero_bubble_h1",
+    "zb-v": "zero_bubble_v",
+    "zero-bubble": "zero_bubble_h1",
+}
 
 
 def layout(row: Row, num_layers: int) -> Layout:

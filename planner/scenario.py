@@ -141,7 +141,9 @@ class Choices:
             self.framework in FRAMEWORK_CHOICES,
             f"choices.framework = '{self.framework}'{load.nearest(self.framework, FRAMEWORK_CHOICES)}",
         )
-        require(self.max_pipeline_parallel > 0, f"choices.max_pipeline_parallel = {self.max_pipeline_parallel} must be positive")
+        require(
+            self.max_pipeline_parallel > 0, f"choices.max_pipeline_parallel = {self.max_pipeline_parallel} must be positive"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,6 @@ class Scenario:
             chosen = load.find(Software, self.choices.software)
             return {name: chosen for name in DEFAULT_STACKS}
         return {name: load.find(Software, stack) for name, stack in DEFAULT_STACKS.items()}
-
 
     def job_in(self, framework: str) -> Job:
         """The job under a framework's stack ("none": the physical rules alone)."""

@@ -192,16 +192,25 @@ def concatenate(parts: list[Scored]) -> Scored:
 def check_batch(problem: Problem) -> None:
     """Raise InputError, with the nearest legal batches, when only the batch keeps every mesh from being legal."""
     possible: set[int] = set()
-    axes = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "data_parallel")
+    axes = (
+        "tensor_parallel",
+        "pipeline_parallel",
+        "context_parallel",
+        "expert_parallel",
+        "expert_tensor_parallel",
+        "data_parallel",
+    )
     for step in prune.walk(problem, {}, axes):
         if isinstance(step, prune.Dropped) and step.rule.name == "replicas":
-            possible |= set(step.table["data_parallel"].tolist())
+            possible |= {value for kind in set(step.kind.tolist()) for value in step.refused[kind]}
         elif not isinstance(step, prune.Dropped) and len(step["data_parallel"]):
             return
     if not possible:
         return
     batch = problem.global_batch_size
-    legal = sorted({max(batch // d, 1) * d for d in possible} | {-(-batch // d) * d for d in possible}, key=lambda n: abs(n - batch))
+    legal = sorted(
+        {max(batch // d, 1) * d for d in possible} | {-(-batch // d) * d for d in possible}, key=lambda n: abs(n - batch)
+    )
     known = ", ".join(f"{d:,}" for d in sorted(possible)[:6])
     raise InputError(
         f"workload.global_batch_size = {batch} does not divide by any data_parallel that {problem.num_gpus:,} GPUs allow "

@@ -176,14 +176,26 @@ RULES: tuple[Rule, ...] = (
         "tensor_parallel",
         "tensor_parallel = {tensor_parallel} does not divide the {gpus_per_node} GPUs of a node, so a tensor group would cross nodes",
     ),
-    _rule(heads, "tensor_parallel", "num_attention_heads = {num_attention_heads} does not divide by tensor_parallel = {tensor_parallel}"),
+    _rule(
+        heads,
+        "tensor_parallel",
+        "num_attention_heads = {num_attention_heads} does not divide by tensor_parallel = {tensor_parallel}",
+    ),
     _rule(
         key_value_heads,
         "tensor_parallel",
         "num_key_value_heads = {num_key_value_heads} and tensor_parallel = {tensor_parallel}: neither divides the other, or copies are not allowed",
     ),
-    _rule(ffn, "tensor_parallel", "ffn_hidden_size = {ffn_hidden_size} (shared experts: {shared_ffn_hidden_size}) does not divide by tensor_parallel = {tensor_parallel}"),
-    _rule(vocabulary, "tensor_parallel", "vocab_size = {vocab_size} does not divide by tensor_parallel = {tensor_parallel} and padding is off"),
+    _rule(
+        ffn,
+        "tensor_parallel",
+        "ffn_hidden_size = {ffn_hidden_size} (shared experts: {shared_ffn_hidden_size}) does not divide by tensor_parallel = {tensor_parallel}",
+    ),
+    _rule(
+        vocabulary,
+        "tensor_parallel",
+        "vocab_size = {vocab_size} does not divide by tensor_parallel = {tensor_parallel} and padding is off",
+    ),
     _rule(
         pipeline_depth,
         "pipeline_parallel",
@@ -199,7 +211,11 @@ RULES: tuple[Rule, ...] = (
         "tensor_parallel pipeline_parallel context_parallel data_parallel",
         "tensor {tensor_parallel} x pipeline {pipeline_parallel} x context {context_parallel} x data {data_parallel} = {gpus_asked}, not num_gpus = {num_gpus}",
     ),
-    _rule(experts, "expert_parallel expert_tensor_parallel", "num_experts = {num_experts} does not divide by expert_parallel = {expert_parallel}"),
+    _rule(
+        experts,
+        "expert_parallel expert_tensor_parallel",
+        "num_experts = {num_experts} does not divide by expert_parallel = {expert_parallel}",
+    ),
     _rule(
         expert_tensor,
         "tensor_parallel expert_tensor_parallel",
@@ -210,7 +226,9 @@ RULES: tuple[Rule, ...] = (
         "tensor_parallel context_parallel data_parallel expert_parallel expert_tensor_parallel",
         "tensor x context x data = {grid} does not divide by expert {expert_parallel} x expert tensor {expert_tensor_parallel}",
     ),
-    _rule(replicas, "data_parallel", "global_batch_size = {global_batch_size} does not divide by data_parallel = {data_parallel}"),
+    _rule(
+        replicas, "data_parallel", "global_batch_size = {global_batch_size} does not divide by data_parallel = {data_parallel}"
+    ),
     _rule(
         memory_floor,
         " ".join(MESH_AXES),

@@ -20,18 +20,28 @@ Table = dict[str, Ints]
 
 @dataclass(frozen=True)
 class Dropped:
-    """Partial layouts that one rule refuses as soon as their last needed axis is set."""
+    """Partial layouts that one rule refuses as soon as their last needed axis is set.
+
+    Rows are the layouts before that axis; what the rule refuses of the axis is stated per kind of row.
+    """
 
     rule: Rule
+    axis: str
+    """The axis just set."""
     table: Table
-    """The axes set so far, one row per partial layout."""
+    """The axes set before it, one row per partial layout with at least one refused value."""
+    kind: Ints
+    """For each row its kind."""
+    refused: list[list[int]]
+    """For each kind the values of the axis that the rule refuses."""
     layouts_each: int
-    """Complete layouts of the declared space behind each row."""
+    """Complete layouts of the declared space behind each refused value."""
 
     @property
     def layouts(self) -> int:
         """Complete layouts of the declared space that the rule drops here."""
-        return self.layouts_each * _rows(self.table)
+        per_kind = np.array([len(values) for values in self.refused], dtype=np.int64)
+        return self.layouts_each * int(per_kind[self.kind].sum())
 
 
 def _rows(table: Table) -> int:
@@ -71,7 +81,9 @@ def walk(problem: Problem, table: Table, axes: tuple[str, ...]) -> Iterator[Drop
         values = np.array(problem.domains[axis])
         inverse, verdict = _verdicts(table, axis, problem, rules)
         for number, rule in enumerate(rules):
-            yield Dropped(rule, _extended(table, axis, values, inverse, verdict == number), behind)
+            rows = np.flatnonzero((verdict == number).any(axis=1)[inverse])
+            refused = [[int(value) for value in values[of_kind]] for of_kind in verdict == number]
+            yield Dropped(rule, axis, _take(table, rows), inverse[rows], refused, behind)
         table = _extended(table, axis, values, inverse, verdict == len(rules))
     yield table
 

@@ -41,7 +41,9 @@ def _product(model: cp_model.CpModel, factors: list[cp_model.IntVar], most: int,
     return product
 
 
-def _quotient(model: cp_model.CpModel, number: cp_model.LinearExprT, by: cp_model.IntVar, most: int, name: str) -> cp_model.IntVar:
+def _quotient(
+    model: cp_model.CpModel, number: cp_model.LinearExprT, by: cp_model.IntVar, most: int, name: str
+) -> cp_model.IntVar:
     quotient = model.new_int_var(0, most, name)
     model.add_division_equality(quotient, number, by)
     return quotient

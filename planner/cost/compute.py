@@ -108,7 +108,9 @@ def attention_linears(job: Job, r: Rates, tokens: Number, tensor: Number) -> tup
             (model.kv_lora_rank, a * (model.qk_nope_head_dim + model.v_head_dim) / tensor),
             (a * model.v_head_dim / tensor, h),
         ]
-        products += [(h, model.q_lora_rank), (model.q_lora_rank, a * qk / tensor)] if model.q_lora_rank else [(h, a * qk / tensor)]
+        products += (
+            [(h, model.q_lora_rank), (model.q_lora_rank, a * qk / tensor)] if model.q_lora_rank else [(h, a * qk / tensor)]
+        )
     else:
         width = a * model.head_dim
         products = [(h, (width + 2 * parameters.key_value_width(model, tensor)) / tensor), (width / tensor, h)]

@@ -394,4 +394,3 @@ def verdicts(job: Job, need: Floats, loose: Floats) -> Ints:
     """Indices into :data:`VERDICTS`: fits and out of memory are stated only some standard deviations from the limit."""
     sigmas = np.log(need / job.gpu.memory_bytes) / log_error(job, need, loose)
     return np.where(sigmas < -job.physics.fits_sigmas, 0, np.where(sigmas > job.physics.oom_sigmas, 2, 1)).astype(np.int64)
-

@@ -13,6 +13,7 @@ from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import AXES, MESH_AXES, SPLIT_AXES, Columns, Ints, Layout, columns_of
 
+
 def accepting(jobs: Mapping[str, Job], x: Columns) -> Ints:
     """For each layout a bit per framework, in the order of :data:`FRAMEWORKS`: 1 where all its rules hold.
 

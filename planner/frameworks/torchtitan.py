@@ -71,16 +71,28 @@ def low_precision_shapes(x: Any, job: Job) -> Any:
 
 
 RULES: tuple[FrameworkRule, ...] = (
-    FrameworkRule("T1", "num_key_value_heads divides by tensor_parallel", "models/common/decoder.py", key_value_heads, switches=False),
-    FrameworkRule("T2", "seq_len divides by tensor_parallel x 2 context_parallel", "trainer.py", sequence_chunks, switches=False),
+    FrameworkRule(
+        "T1", "num_key_value_heads divides by tensor_parallel", "models/common/decoder.py", key_value_heads, switches=False
+    ),
+    FrameworkRule(
+        "T2", "seq_len divides by tensor_parallel x 2 context_parallel", "trainer.py", sequence_chunks, switches=False
+    ),
     FrameworkRule("T3", "expert_tensor_parallel = 1", "distributed/parallel_dims.py", expert_tensor, switches=False),
     FrameworkRule("T4", "the precision is not fp16", "config/job_config.py", precision, switches=False),
     FrameworkRule(
-        "T5", "8-bit formats need the tokens of a rank in multiples of 16 (MX: 32)", "components/quantization", low_precision_shapes, switches=False
+        "T5",
+        "8-bit formats need the tokens of a rank in multiples of 16 (MX: 32)",
+        "components/quantization",
+        low_precision_shapes,
+        switches=False,
     ),
     FrameworkRule("T6", "zero_stage is 0, 2 or 3", "distributed/fsdp.py", sharding, switches=True),
     FrameworkRule(
-        "T7", "zero_stage 0 needs context_parallel = expert_parallel = 1", "distributed/parallel_dims.py", replication, switches=True
+        "T7",
+        "zero_stage 0 needs context_parallel = expert_parallel = 1",
+        "distributed/parallel_dims.py",
+        replication,
+        switches=True,
     ),
     FrameworkRule(
         "T8",

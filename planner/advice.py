@@ -1,0 +1,168 @@
+"""The checklist: what an experienced engineer would flag on a layout, each check named, with its threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.cost import parameters
+from planner.cost.memory import VERDICTS
+from planner.scenario import Scenario
+from solver.layout import Layout
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the checks read of one layout."""
+
+    scenario: Scenario
+    layout: Layout
+    headroom: float
+    """Share of the usable memory left free."""
+    verdict: int
+    communication: float
+    """Exposed communication over compute."""
+    bubble: float
+    """Share of the step."""
+    mfu: float
+    num_micro_batches: int
+    need_without_recompute: float
+    """Share of usable memory that the layout would need without recompute."""
+    launch: float
+    """Share of the step in which the GPU waits for kernel launches."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A red flag: a name, its threshold in words, and the finding (None = nothing to flag)."""
+
+    name: str
+    threshold: str
+    finding: Callable[[Facts], str | None]
+
+
+def headroom(facts: Facts) -> str | None:
+    if facts.headroom < 0.10:
+        return f"{facts.headroom:.1%} of the memory is free; verdict: {VERDICTS[facts.verdict]}"
+    return None
+
+
+def communication(facts: Facts) -> str | None:
+    return f"exposed communication is {facts.communication:.0%} of compute" if facts.communication > 0.20 else None
+
+
+def bubble(facts: Facts) -> str | None:
+    if facts.bubble > 0.15:
+        return f"the pipeline idles {facts.bubble:.0%} of the step; more micro-batches or virtual stages shrink it"
+    return None
+
+
+def tensor_across_nodes(facts: Facts) -> str | None:
+    domain = facts.scenario.job.fast_domain
+    if facts.layout.tensor_parallel > domain or domain % facts.layout.tensor_parallel:
+        return f"tensor_parallel = {facts.layout.tensor_parallel} leaves the {domain} GPUs of a node"
+    return None
+
+
+def deep_pipeline(facts: Facts) -> str | None:
+    return f"{facts.layout.pipeline_parallel} stages" if facts.layout.pipeline_parallel > 32 else None
+
+
+def few_micro_batches(facts: Facts) -> str | None:
+    if facts.num_micro_batches < facts.layout.pipeline_parallel:
+        return f"{facts.num_micro_batches} micro-batches for {facts.layout.pipeline_parallel} stages: some stages always idle"
+    return None
+
+
+def large_batch(facts: Facts) -> str | None:
+    tokens = facts.scenario.job.tokens_per_step
+    return f"{tokens / 1e6:.1f}M tokens per step may be beyond the critical batch" if tokens > 10e6 else None
+
+
+def low_utilisation(facts: Facts) -> str | None:
+    return f"MFU is {facts.mfu:.0%}" if facts.mfu < 0.30 else None
+
+
+def recompute_missing(facts: Facts) -> str | None:
+    big = parameters.total(facts.scenario.job.model) > 13e9
+    if big and facts.layout.recompute == "none" and facts.headroom < 0.10:
+        return "no recompute although memory is short"
+    return None
+
+
+def thin_steps(facts: Facts) -> str | None:
+    tokens = facts.layout.micro_batch_size * facts.scenario.job.seq_len / facts.layout.context_parallel
+    if facts.num_micro_batches == 1 and tokens < 4096:
+        return f"one micro-batch of {tokens:.0f} tokens per GPU: communication has little to hide behind"
+    return None
+
+
+def lonely_shards(facts: Facts) -> str | None:
+    if facts.layout.zero_stage > 0 and facts.layout.data_parallel * facts.layout.context_parallel == 1:
+        return f"zero_stage = {facts.layout.zero_stage} with one replica shards nothing"
+    return None
+
+
+def needless_recompute(facts: Facts) -> str | None:
+    if facts.layout.recompute != "none" and facts.need_without_recompute < 0.85:
+        return f"without recompute it would need {facts.need_without_recompute:.0%} of the memory"
+    return None
+
+
+def padded_vocabulary(facts: Facts) -> str | None:
+    job, t = facts.scenario.job, facts.layout.tensor_parallel
+    padded = int(parameters.padded_vocabulary(job.model, t, job.software.vocab_multiple))
+    return f"the vocabulary grows from {job.model.vocab_size} to {padded}" if padded != job.model.vocab_size else None
+
+
+def launch_bound(facts: Facts) -> str | None:
+    if facts.launch > 0.10:
+        return f"the GPU waits for kernel launches {facts.launch:.0%} of the step: a larger micro-batch is nearly free"
+    return None
+
+
+def misaligned_heads(facts: Facts) -> str | None:
+    dim = facts.scenario.job.model.head_dim
+    return f"head_dim = {dim} is no multiple of 8: attention products run several times slower" if dim % 8 else None
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("headroom", "under 10 % of usable memory", headroom),
+    Check("communication", "exposed above 20 % of compute", communication),
+    Check("bubble", "above 15 % of the step", bubble),
+    Check("tensor parallel across nodes", "group leaves the fast domain", tensor_across_nodes),
+    Check("deep pipeline", "more than 32 stages", deep_pipeline),
+    Check("few micro-batches", "fewer than stages", few_micro_batches),
+    Check("large batch", "more than 10M tokens per step", large_batch),
+    Check("low utilisation", "MFU below 30 %", low_utilisation),
+    Check("recompute missing", "none above 13B when headroom is under 10 %", recompute_missing),
+    Check("thin steps", "gradient accumulation 1 and under 4,096 tokens per GPU", thin_steps),
+    Check("sharding without replicas", "zero_stage > 0 with one replica", lonely_shards),
+    Check("needless recompute", "would fit in 85 % without", needless_recompute),
+    Check("padded vocabulary", "vocabulary rounded up for the tensor group", padded_vocabulary),
+    Check("launch-bound", "waiting for launches above 10 % of the step", launch_bound),
+    Check("misaligned heads", "head size no multiple of 8", misaligned_heads),
+)
+
+
+def flags(facts: Facts) -> dict[str, str]:
+    """The findings of all checks that fire, by name."""
+    found = {check.name: check.finding(facts) for check in CHECKS}
+    return {name: finding for name, finding in found.items() if finding}
+
+
+def reminders(scenario: Scenario) -> list[str]:
+    """Rules of thumb on the optimizer for the effective batch; they do not depend on the layout."""
+    tokens = scenario.job.tokens_per_step
+    base = 1 << 22
+    notes = [
+        f"effective batch: {scenario.job.global_batch_size:,} sequences, {tokens / 1e6:.2f}M tokens per step",
+        f"learning rate: from a run at 4.2M tokens per step scale by sqrt(batch ratio) = {(tokens / base) ** 0.5:.2f} (Adam)",
+        "clip the global gradient norm at 1.0",
+    ]
+    if scenario.training_tokens:
+        steps = scenario.training_tokens / tokens
+        notes.insert(2, f"warm-up: 0.1-1 % of {steps:,.0f} steps = {steps / 1000:,.0f} to {steps / 100:,.0f} steps")
+    else:
+        notes.insert(2, "warm-up: 0.1-1 % of the steps (give --tokens for the number)")
+    return notes

@@ -1,0 +1,192 @@
+"""One layout taken apart: every part of its bytes per stage and of its seconds, with the formula's name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner import advice, spec, textbook
+from planner.cost import memory
+from planner.cost.estimate import memory_of, time_of
+from planner.cost.memory import Memory
+from planner.cost.stages import Stages, all_stages
+from planner.cost.step import StepSeconds
+from planner.errors import InputError, nearest
+from planner.frameworks import FRAMEWORKS
+from planner.frameworks.legality import broken, framework_names
+from planner.report.frame import mfu
+from planner.scenario import Job, Scenario
+from planner.search import Scored, assign, jobs_by_framework
+from solver import check
+from solver.layout import SCHEDULES, V_SHAPED, Columns, Layout, columns_of, parse_label
+
+MEMORY_FORMULAS: dict[str, tuple[str, str]] = {
+    "weights": ("state_bytes", "working copy; sharded by ZeRO-3"),
+    "gradients": ("state_bytes", "sharded from ZeRO-2 on"),
+    "optimizer": ("state_bytes", "master weights and moments; sharded from ZeRO-1 on"),
+    "activations": ("activation_bytes", "in flight x layers x bytes per layer"),
+    "logits": ("stage_memory", "head input, logits and loss on the last stage"),
+    "transient": ("stage_memory", "live gradients; one whole layer under full recompute"),
+    "buffers": ("buffer_bytes", "gathers, buckets, stage boundaries, scratch"),
+    "context": ("stage_memory", "CUDA context and communicators"),
+}
+"""Part -> (function in planner/cost/memory.py, what it is)."""
+
+STEP_FORMULAS: dict[str, tuple[str, str]] = {
+    "compute": ("layer.dense_kernels, layer.moe_kernels, compute.head_seconds", "kernels of the slowest stage"),
+    "recompute": ("layer.layer_seconds", "forward kernels run again"),
+    "launch": ("compute.launch_floor", "GPU waiting for kernel launches"),
+    "tensor": ("communication.tensor_seconds", "exposed tensor-parallel transfers"),
+    "context": ("communication.context_seconds", "exposed K/V exchange"),
+    "expert": ("communication.expert_seconds", "exposed all-to-all"),
+    "sharding": ("communication.sharded_pass", "ZeRO-3 gathers not hidden, and their disturbance"),
+    "pipeline": ("communication.boundary_seconds", "stage boundaries"),
+    "bubble": ("schedules.SCHEDULES", "filling and draining, imbalance included"),
+    "data": ("communication.gradient_seconds", "gradient reduction and gathering not hidden"),
+    "optimizer": ("step._optimizer_seconds", "Adam and the step's fixed time"),
+    "overhead": ("step.step_seconds", "per micro-batch, and stragglers"),
+}
+"""Part -> (module.function in planner/cost/, what it is)."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything known of one layout."""
+
+    scenario: Scenario
+    layout: Layout
+    broken_rules: Mapping[str, str]
+    """Solver rules that it breaks, with numbers; empty when it is legal."""
+    legal_values: Mapping[str, list[int]]
+    """For each axis that a broken rule reads, the values that would be legal."""
+    refused_by: Mapping[str, list[str]]
+    """Framework -> its rules that the layout breaks."""
+    accepted_by: list[str]
+    job: Job
+    """Under the stack that the layout is costed with."""
+    stages: Stages | None = None
+    memory: Memory | None = None
+    """One row per stage."""
+    need_bytes: np.ndarray | None = None
+    verdict: int = 2
+    step: StepSeconds | None = None
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    figures: list[textbook.Figure] = dataclasses.field(default_factory=list)
+
+    @property
+    def legal(self) -> bool:
+        """Whether solver and the chosen frameworks accept it."""
+        return not self.broken_rules and (bool(self.accepted_by) or self.scenario.choices.framework == "none")
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation of the step."""
+        return 0.0 if self.step is None else float(mfu(self.job, self.step.total)[0])
+
+
+def complete_layout(scenario: Scenario, label: str) -> Layout:
+    """The layout of a label, what it leaves out filled in. Raises InputError.
+
+    Missing sizes are 1, data_parallel is what the GPUs leave, zero_stage 1, full recompute covers every layer.
+    """
+    try:
+        stated = parse_label(label)
+    except ValueError as error:
+        known = ("tp8", "pp4", "vp2", "cp1", "ep1", "dp64", "zero1", "mb1", "none", "selective", "full", *SCHEDULES)
+        piece = str(error).split("'")[1] if "'" in str(error) else label
+        raise InputError(f"layout '{label}': {error}{nearest(piece, known)}") from None
+    for axis, value in stated.items():
+        if isinstance(value, int) and value < 1 and axis not in ("zero_stage", "recompute_layers"):
+            raise InputError(f"layout '{label}': {axis} = {value} must be at least 1")
+    if isinstance(stated.get("zero_stage"), int) and int(stated["zero_stage"]) > 3:
+        raise InputError(f"layout '{label}': zero_stage = {stated['zero_stage']} must be 0, 1, 2 or 3")
+    sizes = {axis: int(stated.get(axis, 1)) for axis in ("tensor_parallel", "pipeline_parallel", "context_parallel")}
+    product = int(np.prod(list(sizes.values())))
+    stated.setdefault("data_parallel", max(scenario.job.num_gpus // product, 1))
+    stated.setdefault("zero_stage", 1)
+    if stated.get("schedule") in V_SHAPED:
+        stated.setdefault("virtual_pipeline", 2)
+    chunks = int(stated.get("virtual_pipeline", 1))
+    stated.setdefault("schedule", "interleaved_1f1b" if chunks > 1 else "1f1b")
+    if stated.get("recompute") == "full":
+        stated.setdefault("recompute_layers", -(-scenario.job.model.num_layers // (sizes["pipeline_parallel"] * chunks)))
+    return Layout(**stated)  # type: ignore[arg-type]
+
+
+def explain(scenario: Scenario, layout: Layout) -> Explanation:
+    """The ledger of one layout; of an illegal one, why it is illegal and what would be legal."""
+    unpinned = dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={}))
+    problem = dataclasses.replace(spec.problem(unpinned), usable_kib=1 << 50)  # memory is judged stage by stage below
+    x = columns_of([layout])
+    bits, stack = assign(scenario, x)
+    accepted = framework_names(int(bits[0]))
+    broken_rules = check.broken_rules(layout, problem)
+    axes = sorted({axis for rule in check.RULES if rule.name in broken_rules for axis in rule.axes})
+    number = int(stack[0])
+    job = jobs_by_framework(scenario).get(number) or scenario.job_in("none")
+    base = Explanation(
+        scenario=scenario,
+        layout=layout,
+        broken_rules=broken_rules,
+        legal_values={axis: check.legal_values(layout, problem, axis) for axis in axes},
+        refused_by={
+            name: [f"{rule.id}: {rule.sentence}" for rule in broken(scenario.job_in(name), layout, name)]
+            for name in FRAMEWORKS
+            if name not in accepted
+        },
+        accepted_by=accepted,
+        job=job,
+    )
+    countable = {"gpu_product", "replicas", "batch", "layers", "expert_grid", "experts"}
+    return base if countable & set(broken_rules) else _ledger(base, x)
+
+
+def _ledger(base: Explanation, x: Columns) -> Explanation:
+    layout, job = base.layout, base.job
+    stages = all_stages(job, layout.pipeline_parallel, layout.virtual_pipeline, layout.schedule in V_SHAPED)
+    rows = x.take(np.zeros(layout.pipeline_parallel, dtype=np.int64))
+    per_stage = memory.stage_memory(job, rows, stages, memory.loads(job, rows))
+    need = memory.need_bytes(job, per_stage)
+    fullest = memory_of(job, x)
+    step = time_of(job, x)
+    return dataclasses.replace(
+        base,
+        stages=stages,
+        memory=per_stage,
+        need_bytes=need,
+        verdict=int(fullest.verdict[0]),
+        step=step,
+        flags=advice.flags(facts(base.scenario, job, layout)),
+        figures=textbook.figures(base.scenario, layout),
+    )
+
+
+def facts(scenario: Scenario, job: Job, layout: Layout) -> advice.Facts:
+    """What the checklist reads of a layout under the stack that it is costed with."""
+    x = columns_of([layout])
+    own, step = memory_of(job, x), time_of(job, x)
+    plain = memory_of(job, columns_of([dataclasses.replace(layout, recompute="none", recompute_layers=0)]))
+    total = float(step.total[0])
+    return advice.Facts(
+        scenario=dataclasses.replace(scenario, job=job),
+        layout=layout,
+        headroom=1.0 - float(own.need_bytes[0]) / job.gpu.memory_bytes,
+        verdict=int(own.verdict[0]),
+        communication=float(step.exposed_communication[0] / step.compute[0]),
+        bubble=float(step.bubble[0]) / total,
+        mfu=float(mfu(job, step.total)[0]),
+        num_micro_batches=job.global_batch_size // (layout.data_parallel * layout.micro_batch_size),
+        need_without_recompute=float(plain.need_bytes[0]) / job.gpu.memory_bytes,
+        launch=float(step.launch[0]) / total,
+    )
+
+
+def shortlist_flags(scenario: Scenario, scored: Scored) -> list[dict[str, str]]:
+    """The checklist's findings for each layout of a shortlist."""
+    jobs = jobs_by_framework(scenario)
+    return [
+        advice.flags(facts(scenario, jobs[int(scored.stack[row])], scored.layouts.layout(row))) for row in range(len(scored))
+    ]

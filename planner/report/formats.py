@@ -1,0 +1,84 @@
+"""The shortlist as CSV, JSON and Markdown: the frame's columns, numbers rounded to nine significant digits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from planner.report.frame import shortlist_frame
+from planner.search import SearchResult
+
+ROWS_AT_ONCE = 50_000
+
+
+def csv_pieces(frame: pd.DataFrame) -> Iterator[str]:
+    """CSV text in pieces, header first."""
+    yield frame.head(0).to_csv(index=False, lineterminator="\n")
+    for start in range(0, len(frame), ROWS_AT_ONCE):
+        piece = frame.iloc[start : start + ROWS_AT_ONCE]
+        yield piece.to_csv(index=False, header=False, lineterminator="\n", float_format="%.9g")
+
+
+def json_text(result: SearchResult, frame: pd.DataFrame, findings: list[dict[str, str]]) -> str:
+    """One object: the scenario, the books, and the layouts in rank order."""
+    scenario, job = result.scenario, result.scenario.job
+    content: dict[str, Any] = {
+        "scenario": {
+            "name": scenario.name,
+            "model": job.model.name,
+            "gpu": job.gpu.name,
+            "num_gpus": job.num_gpus,
+            "seq_len": job.seq_len,
+            "global_batch_size": job.global_batch_size,
+            "precision": job.precision,
+            "optimizer": job.optimizer,
+            "framework": scenario.choices.framework,
+        },
+        "space": result.funnel.space,
+        "dropped": result.funnel.dropped,
+        "survivors": result.funnel.survivors,
+        "layouts": [_plain(row) for row in frame.to_dict("records")],
+    }
+    for row, found in zip(content["layouts"], findings, strict=False):
+        row["flags"] = found
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _plain(row: dict[Any, Any]) -> dict[str, Any]:
+    return {
+        str(key): float(f"{value:.9g}") if isinstance(value, float) else value.item() if hasattr(value, "item") else value
+        for key, value in row.items()
+    }
+
+
+MARKDOWN_COLUMNS = (
+    "rank",
+    "layout",
+    "frameworks",
+    "step_seconds",
+    "tokens_per_second_per_gpu",
+    "mfu",
+    "bubble_share",
+    "exposed_communication_share",
+    "memory_gib",
+    "verdict",
+    "days",
+    "cost_usd",
+)
+
+
+def markdown_text(frame: pd.DataFrame) -> str:
+    """A Markdown table of the columns that a reviewer reads."""
+    columns = [column for column in MARKDOWN_COLUMNS if column in frame]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in frame[columns].to_dict("records"):
+        lines.append("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def every_survivor(result: SearchResult) -> pd.DataFrame:
+    """All ranked layouts, without limit."""
+    return shortlist_frame(result, None)

@@ -1,0 +1,87 @@
+"""Ranked layouts as a data frame under the project's names: the one source of every printed and exported column."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from planner.cost import flops
+from planner.cost.memory import VERDICTS
+from planner.frameworks.legality import framework_names
+from planner.scenario import Job, Scenario
+from planner.search import Scored, SearchResult
+from planner.units import GIB, SECONDS_PER_DAY
+from solver.layout import RECOMPUTE, SCHEDULES
+
+AXIS_COLUMNS = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "virtual_pipeline",
+    "context_parallel",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "data_parallel",
+    "zero_stage",
+    "micro_batch_size",
+    "recompute",
+    "recompute_layers",
+    "schedule",
+)
+
+
+def axis_frame(scored: Scored) -> pd.DataFrame:
+    """The axes of layouts, words for recompute and schedule."""
+    words = {"recompute": np.array(RECOMPUTE), "schedule": np.array(SCHEDULES)}
+    columns = {axis: getattr(scored.layouts, axis) for axis in AXIS_COLUMNS}
+    return pd.DataFrame({axis: words[axis][v] if axis in words else v for axis, v in columns.items()})
+
+
+def layouts_frame(scenario: Scenario, scored: Scored) -> pd.DataFrame:
+    """One row per layout: axes, estimates, what they mean for throughput, days and cost. Empty cells where unknown."""
+    job = scenario.job
+    step = scored.step_seconds
+    frame = axis_frame(scored)
+    frame.insert(0, "layout", [scored.layouts.layout(row).label for row in range(len(scored))])
+    frame["num_micro_batches"] = job.global_batch_size // (frame["data_parallel"] * frame["micro_batch_size"])
+    frame["frameworks"] = ["+".join(framework_names(int(bits))) or "none" for bits in scored.frameworks]
+    frame["software"] = [_stack(scenario, int(number)) for number in scored.stack]
+    frame["step_seconds"] = step
+    frame["tokens_per_second_per_gpu"] = job.tokens_per_step / step / job.num_gpus
+    frame["mfu"] = mfu(job, step)
+    frame["bubble_share"] = scored.bubble_seconds / step
+    frame["exposed_communication_share"] = scored.exposed_seconds / step
+    frame["memory_gib"] = scored.need_bytes / GIB
+    frame["usable_gib"] = job.gpu.memory_bytes / GIB
+    frame["headroom_share"] = 1.0 - scored.need_bytes / job.gpu.memory_bytes
+    frame["verdict"] = np.array(VERDICTS)[scored.verdict] if len(scored) else []
+    if scenario.training_tokens:
+        days = training_days(scenario, step)
+        frame["days"] = days
+        frame["gpu_hours"] = days * 24.0 * job.num_gpus
+        frame["cost_usd"] = frame["gpu_hours"] * scenario.price_usd_per_hour
+    return frame
+
+
+def _stack(scenario: Scenario, number: int) -> str:
+    from planner.frameworks import FRAMEWORKS
+
+    return scenario.stacks["none" if number < 0 else list(FRAMEWORKS)[number]].name
+
+
+def mfu(job: Job, step_seconds: np.ndarray) -> np.ndarray:
+    """Model FLOPs (recompute not counted, attention's full square) over the dense peak of the workload's precision."""
+    return flops.model_flops_per_step(job) / (step_seconds * job.num_gpus * job.peak_flops)
+
+
+def training_days(scenario: Scenario, step_seconds: np.ndarray) -> np.ndarray:
+    """Days of uninterrupted training for the scenario's tokens."""
+    steps = scenario.training_tokens / scenario.job.tokens_per_step
+    return steps * step_seconds / SECONDS_PER_DAY
+
+
+def shortlist_frame(result: SearchResult, top: int | None) -> pd.DataFrame:
+    """The first ``top`` layouts (None: all) with their rank."""
+    scored = result.ranked if top is None else result.ranked.take(slice(0, top))
+    frame = layouts_frame(result.scenario, scored)
+    frame.insert(0, "rank", np.arange(1, len(frame) + 1))
+    return frame

@@ -1,0 +1,42 @@
+"""The ledger of one layout as plain data, for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from planner.cost.memory import VERDICTS
+from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
+
+
+def ledger_json(found: Explanation) -> dict[str, Any]:
+    """Bytes per stage and part, seconds per part, flags and napkin figures; of an illegal layout the broken rules."""
+    content: dict[str, Any] = {
+        "layout": found.layout.label,
+        "legal": found.legal,
+        "accepted_by": found.accepted_by,
+        "broken_rules": dict(found.broken_rules),
+        "legal_values": dict(found.legal_values),
+        "refused_by": dict(found.refused_by),
+        "software": found.job.software.name,
+    }
+    if found.memory is None or found.step is None or found.need_bytes is None or found.stages is None:
+        return content
+    memory = found.memory
+    content["verdict"] = VERDICTS[found.verdict]
+    content["usable_bytes"] = round(found.job.gpu.memory_bytes)
+    content["stages"] = [
+        {
+            "stage": stage,
+            "layers": int(found.stages.layers[stage]),
+            "need_bytes": round(float(found.need_bytes[stage])),
+            "parts": {part: round(float(getattr(memory, part)[stage])) for part in MEMORY_FORMULAS},
+        }
+        for stage in range(len(found.need_bytes))
+    ]
+    content["step_seconds"] = float(f"{float(found.step.total[0]):.9g}")
+    content["step_parts"] = {part: float(f"{float(getattr(found.step, part)[0]):.9g}") for part in STEP_FORMULAS}
+    content["mfu"] = float(f"{found.mfu:.9g}")
+    content["flags"] = dict(found.flags)
+    content["napkin"] = [dataclasses.asdict(figure) for figure in found.figures]
+    return content

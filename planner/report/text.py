@@ -1,0 +1,304 @@
+"""The printed pages: shortlist with its books, checklist, and the ledger of one layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pandas as pd
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from planner import advice
+from planner.cost import parameters
+from planner.cost.memory import VERDICTS
+from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
+from planner.report.frame import training_days
+from planner.scenario import Scenario
+from planner.search import SearchResult
+from planner.textbook import Figure
+from planner.units import GIB, MIB
+
+WIDTH = 100
+STYLE = {"fits": "green", "at risk": "yellow", "out of memory": "red"}
+SHORT_VERDICT = {"fits": "fits", "at risk": "risk", "out of memory": "OOM"}
+
+
+def scenario_line(scenario: Scenario) -> str:
+    """The question in one sentence."""
+    job = scenario.job
+    total = parameters.total(job.model)
+    return (
+        f"{job.model.name} ({total / 1e9:.1f}B) on {job.num_gpus:,} x {job.gpu.name}, {job.cluster.name} with "
+        f"{job.fast_domain} per fast domain and {job.nic_bytes_per_s * 8 / 1e9:.0f} Gb/s each; "
+        f"{job.global_batch_size:,} sequences of {job.seq_len:,} ({job.tokens_per_step / 1e6:.2f}M tokens) per step, "
+        f"{job.precision}, {job.optimizer}"
+    )
+
+
+def recompute_cell(row: Mapping[str, object]) -> str:
+    """Recompute in few letters: none, sel, full3 (three layers of each chunk)."""
+    word = str(row["recompute"])
+    return {"none": "none", "selective": "sel"}.get(word, f"full{row['recompute_layers']}")
+
+
+def shortlist_table(frame: pd.DataFrame) -> Table:
+    """The shortlist at 100 columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold underline")
+    money = "days" in frame
+    heads = ["#", "TP", "PP", "VP", "CP", "EP", "DP", "Z", "MB", "recomp", "step s", "tok/s", "MFU%", "bub%", "com%", "GiB", ""]
+    heads += ["days", "cost"] if money else []
+    heads += ["in"]
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("recomp", "", "in") else "right", no_wrap=True)
+    for row in frame.to_dict("records"):
+        verdict = str(row["verdict"])
+        expert = str(row["expert_parallel"]) + (
+            f"x{row['expert_tensor_parallel']}" if row["expert_tensor_parallel"] > 1 else ""
+        )
+        cells = [
+            str(row["rank"]),
+            *(str(row[a]) for a in ("tensor_parallel", "pipeline_parallel")),
+            str(row["virtual_pipeline"])
+            + {"gpipe": "g", "zero_bubble_h1": "h", "zero_bubble_v": "z", "dualpipe": "d"}.get(str(row["schedule"]), ""),
+            str(row["context_parallel"]),
+            expert,
+            *(str(row[a]) for a in ("data_parallel", "zero_stage", "micro_batch_size")),
+            recompute_cell(row),
+            f"{row['step_seconds']:.3f}" if row["step_seconds"] < 100 else f"{row['step_seconds']:.1f}",
+            f"{row['tokens_per_second_per_gpu']:,.0f}",
+            f"{row['mfu'] * 100:.1f}",
+            f"{row['bubble_share'] * 100:.1f}",
+            f"{row['exposed_communication_share'] * 100:.1f}",
+            f"{row['memory_gib']:.1f}",
+        ]
+        styled = [Text(cell) for cell in cells] + [Text(SHORT_VERDICT[verdict], style=STYLE[verdict])]
+        if money:
+            styled += [Text(f"{row['days']:.3g}"), Text("$" + money_cell(row["cost_usd"]))]
+        styled.append(
+            Text("".join(name[0].upper() for name in str(row["frameworks"]).split("+")) if row["frameworks"] != "none" else "-")
+        )
+        table.add_row(*styled)
+    return table
+
+
+def money_cell(dollars: float) -> str:
+    """Dollars in three digits.
+
+    >>> money_cell(1_234_567), money_cell(8_900)
+    ('1.23M', '8.9k')
+    """
+    for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if dollars >= scale:
+            return f"{dollars / scale:.3g}{letter}"
+    return f"{dollars:.0f}"
+
+
+def legend(scenario: Scenario) -> str:
+    """What the shortlist's letters mean, and the reserve behind the verdict."""
+    usable = scenario.job.gpu.memory_bytes / GIB
+    stack = scenario.job.software
+    return (
+        f"GiB: need of the fullest stage, of {usable:.1f} usable (tensors + {stack.reserve_share:.0%} reserve + context and "
+        f"communicators). fits / risk / OOM: more than {scenario.job.physics.fits_sigmas:g} standard deviations below the "
+        f"limit / near it / {scenario.job.physics.oom_sigmas:g} above. Z: ZeRO stage. VP: chunks per stage "
+        "(g gpipe, z zero-bubble V, d DualPipeV). tok/s: tokens per second and GPU. com%: exposed communication. in: M Megatron-LM, T torchtitan, D DeepSpeed accept it."
+    )
+
+
+def books(result: SearchResult) -> list[str]:
+    """How many layouts existed, how many each rule dropped, how many were scored, in how many seconds."""
+    funnel = result.funnel
+    lines = [f"{funnel.space:,} layouts in the declared space; {funnel.survivors:,} ranked, in {result.seconds:.2f} s"]
+    dropped = [f"{name} {number:,}" for name, number in funnel.dropped.items() if number]
+    lines.append("dropped: " + ", ".join(dropped) if dropped else "dropped: none")
+    scored = funnel.survivors + funnel.dropped.get("memory", 0)
+    lines.append(f"scored: {scored:,} (memory), of them {funnel.survivors:,} also for step time; the counts close")
+    return lines
+
+
+def shortlist_page(result: SearchResult, frame: pd.DataFrame, findings: list[dict[str, str]]) -> RenderableType:
+    """The whole answer to a search."""
+    parts: list[RenderableType] = [Text(scenario_line(result.scenario)), Text("")]
+    parts.append(shortlist_table(frame))
+    parts.append(Text(legend(result.scenario), style="dim"))
+    parts.append(Text(""))
+    parts.append(checklist(findings))
+    parts += [Text(f"- {note}") for note in advice.reminders(result.scenario)]
+    parts.append(Text(""))
+    parts += [Text(line) for line in books(result)]
+    return Group(*parts)
+
+
+def checklist(findings: list[dict[str, str]]) -> RenderableType:
+    """Red flags of the shortlist, each once with the ranks that raise it."""
+    raised: dict[str, list[tuple[int, str]]] = {}
+    for rank, found in enumerate(findings, start=1):
+        for name, finding in found.items():
+            raised.setdefault(name, []).append((rank, finding))
+    if not raised:
+        return Text("checklist: no red flag on the shortlist", style="green")
+    lines = ["checklist:"]
+    for name, items in raised.items():
+        ranks = ranges([rank for rank, _ in items])
+        lines.append(f"! {name} (#{ranks}): {items[0][1]}")
+    return Text("\n".join(lines))
+
+
+def ranges(numbers: list[int]) -> str:
+    """Consecutive numbers as ranges.
+
+    >>> ranges([1, 2, 3, 7])
+    '1-3, 7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def no_layout_lines(result: SearchResult) -> list[str]:
+    """Why nothing fits: the books, and the layout that came nearest with what it lacked."""
+    lines = [scenario_line(result.scenario), "no layout fits."]
+    if result.nearest:
+        usable = result.scenario.job.gpu.memory_bytes
+        need = result.nearest.need_bytes
+        lines.append(
+            f"nearest: {result.nearest.layout.label} needs {need / GIB:.1f} GiB of {usable / GIB:.1f} usable: "
+            f"{(need - usable) / GIB:.1f} GiB too much"
+        )
+    else:
+        name = max(result.funnel.dropped, key=lambda rule: result.funnel.dropped[rule])
+        alive = [rule for rule, number in result.funnel.dropped.items() if number]
+        lines.append(f"no layout reached the memory check; the last rule to drop any was '{alive[-1] if alive else name}'")
+    lines.append("dropped: " + ", ".join(f"{name} {number:,}" for name, number in result.funnel.dropped.items() if number))
+    return lines
+
+
+def illegal_lines(found: Explanation) -> list[str]:
+    """Why a layout is not allowed, with the legal values."""
+    lines = [f"{rule}: {sentence}" for rule, sentence in found.broken_rules.items()]
+    for axis, values in found.legal_values.items():
+        if values and len(values) <= 64:
+            lines.append(f"  legal {axis}, all else kept: {', '.join(map(str, values))}")
+    if not found.accepted_by and found.scenario.choices.framework != "none":
+        for framework, rules in found.refused_by.items():
+            lines += [f"{framework} refuses it by {rule}" for rule in rules]
+    return lines
+
+
+def ledger_page(found: Explanation) -> RenderableType:
+    """The ledger of one layout."""
+    assert found.memory is not None and found.step is not None and found.stages is not None and found.need_bytes is not None
+    scenario, job = found.scenario, found.job
+    total = float(found.step.total[0])
+    head = [
+        Text(scenario_line(scenario)),
+        Text(f"layout {found.layout.label}, software {job.software.name}"),
+        Text(f"accepted by: {', '.join(found.accepted_by) or 'no framework'}"),
+    ]
+    head += [Text(line, style="red") for line in illegal_lines(found)] if not found.legal else []
+    verdict = VERDICTS[found.verdict]
+    need = float(found.need_bytes.max())
+    summary = Text(
+        f"verdict: {verdict}; {need / GIB:.1f} of {job.gpu.memory_bytes / GIB:.1f} GiB; step {total:.3f} s, "
+        f"MFU {found.mfu:.1%}, {job.tokens_per_step / total / job.num_gpus:,.0f} tokens/s/GPU",
+        style=STYLE[verdict],
+    )
+    parts: list[RenderableType] = [*head, summary, Text(""), memory_table(found), Text(""), step_table(found)]
+    if scenario.training_tokens:
+        days = float(training_days(scenario, found.step.total)[0])
+        cost = days * 24 * job.num_gpus * scenario.price_usd_per_hour
+        parts.append(
+            Text(f"{days:.1f} days without interruptions, ${money_cell(cost)} at ${scenario.price_usd_per_hour}/GPU-hour")
+        )
+    parts += [Text(""), figures_table(found.figures), Text(""), checklist([dict(found.flags)])]
+    parts += [Text(f"- {note}") for note in advice.reminders(scenario)]
+    return Group(*parts)
+
+
+def memory_table(found: Explanation) -> Table:
+    """GiB per part and stage; of a long pipeline the distinct stages."""
+    memory, stages, need = found.memory, found.stages, found.need_bytes
+    assert memory is not None and stages is not None and need is not None
+    shown = _distinct_stages(found)
+    table = Table(
+        title="memory, GiB per stage", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("part")
+    for rows in shown:
+        table.add_column(f"stage {ranges(rows)}", justify="right")
+    table.add_column("formula (planner/cost/memory.py)", style="dim")
+    for field in dataclasses.fields(memory):
+        values = getattr(memory, field.name)
+        function, meaning = MEMORY_FORMULAS[field.name]
+        table.add_row(field.name, *(f"{float(values[rows[0]]) / GIB:.2f}" for rows in shown), f"{function}: {meaning}")
+    reserve = memory.tensors * found.job.software.reserve_share
+    table.add_row("reserve", *(f"{float(reserve[r[0]]) / GIB:.2f}" for r in shown), "need_bytes: unusable fragments")
+    table.add_row(
+        "need", *(f"{float(need[r[0]]) / GIB:.2f}" for r in shown), "need_bytes: compared with the usable memory", style="bold"
+    )
+    table.add_row("layers", *(str(int(stages.layers[r[0]])) for r in shown), "stages.all_stages")
+    return table
+
+
+def _distinct_stages(found: Explanation, most: int = 5) -> list[list[int]]:
+    """Stages grouped where all parts agree; of many groups the first, the fullest and the last ones."""
+    assert found.memory is not None and found.need_bytes is not None
+    groups: dict[tuple[float, ...], list[int]] = {}
+    for stage in range(len(found.need_bytes)):
+        parts = tuple(round(float(getattr(found.memory, f.name)[stage])) for f in dataclasses.fields(found.memory))
+        groups.setdefault(parts, []).append(stage)
+    listed = sorted(groups.values())
+    if len(listed) <= most:
+        return listed
+    fullest = max(listed, key=lambda rows: float(found.need_bytes[rows[0]]))  # type: ignore[index]
+    keep = [listed[0], listed[1], fullest, listed[-2], listed[-1]]
+    return [rows for number, rows in enumerate(keep) if rows not in keep[:number]]
+
+
+def step_table(found: Explanation) -> Table:
+    """Seconds per part of the step, with shares that sum to one."""
+    assert found.step is not None
+    total = float(found.step.total[0])
+    table = Table(title="step, seconds", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("part")
+    table.add_column("s", justify="right")
+    table.add_column("%", justify="right")
+    table.add_column("formula (planner/cost/)", style="dim")
+    for field in dataclasses.fields(found.step):
+        seconds = float(getattr(found.step, field.name)[0])
+        function, meaning = STEP_FORMULAS[field.name]
+        table.add_row(field.name, f"{seconds:.4f}", f"{seconds / total * 100:.1f}", f"{function}: {meaning}")
+    table.add_row("total", f"{total:.4f}", "100.0", "step.step_seconds", style="bold")
+    return table
+
+
+def figure_text(figure: Figure) -> str:
+    """A napkin figure with its unit, as people write it."""
+    if figure.unit == "B":
+        return f"{figure.value / 1e9:.2f} GB"
+    if figure.unit == "MiB":
+        return f"{figure.value / MIB:.1f} MiB"
+    if figure.unit == "%":
+        return f"{figure.value * 100:.1f} %"
+    if figure.value >= 1e9:
+        return f"{figure.value:.2e} {figure.unit}".strip()
+    digits = 0 if float(figure.value).is_integer() or figure.value >= 1000 else 2
+    return f"{figure.value:,.{digits}f} {figure.unit}".strip()
+
+
+def figures_table(figures: list[Figure]) -> Table:
+    """The napkin arithmetic beside the model's figures."""
+    table = Table(title="the same on a napkin", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_column("formula", style="dim")
+    for figure in figures:
+        table.add_row(figure.name, figure_text(figure), figure.formula)
+    return table
