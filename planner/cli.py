@@ -23,7 +23,7 @@ LONG_WORK = 1_500_000
 FORMATS = ("table", "csv", "json", "markdown")
 
 
-class Count(click.ParamType):
+class Count(click.ParamType[Any]):
     """A count such as 2048, 2,048, 4M or 1.4T."""
 
     name = "count"
@@ -42,7 +42,7 @@ class Count(click.ParamType):
         return int(number) if self.whole else number
 
 
-class Values(click.ParamType):
+class Values(click.ParamType[Any]):
     """Comma-separated whole numbers or words: the only values of an axis to search."""
 
     name = "values"
@@ -184,7 +184,6 @@ def search_command(
 @click.option("--layout", "label", required=True, help="Such as tp8-pp4-dp64-zero1-mb1; what is left out is filled in.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the ledger there instead of printing it.")
-@click.pass_context
 def explain(ctx: click.Context, scenario_word: str | None, label: str, style: str, output: Path | None, **wishes: Any) -> None:
     """Take one layout apart: bytes per part and stage, seconds per part, each with its formula."""
     from planner.explain import complete_layout
@@ -208,7 +207,7 @@ def explain(ctx: click.Context, scenario_word: str | None, label: str, style: st
     else:
         click.echo(page, nl=False)
     if not found.legal or found.verdict == 2:
-        ctx.exit(1)
+        click.get_current_context().exit(1)
 
 
 @planner.command(name="list")

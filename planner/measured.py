@@ -150,7 +150,7 @@ def model(row: Row) -> Model:
             moe_ffn_hidden_size=int(number(row, "moe_ffn_hidden_size", 0)),
             num_shared_experts=int(number(row, "num_shared_experts", 0)),
             num_dense_layers=layers - moe_layers if experts else 0,
-            **latent,  # type: ignore[arg-type]
+            **latent,
         )
     except InputError as error:
         raise Unusable(f"shape: {error}") from None

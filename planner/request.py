@@ -162,9 +162,9 @@ def _typed(value: Any, hint: str, where: str) -> Any:
     kind = hint.removesuffix(" | None")
     kinds: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
     if kind.startswith("tuple"):
-        inner = kinds[kind.removeprefix("tuple[").split(",")[0]]
+        inner: Any = kinds[kind.removeprefix("tuple[").split(",")[0]]
         listed = value if isinstance(value, list) else [value]
-        return load.checked(tuple[inner, ...], listed, where)
+        return tuple(load.checked(inner, item, where) for item in listed)
     if kind == "str" and isinstance(value, dict):
         return ",".join(f"{key}={_plain(item)}" for key, item in value.items())
     if kind in ("int", "float") and isinstance(value, str):

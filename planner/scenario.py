@@ -9,7 +9,7 @@ from functools import cached_property
 
 from planner.catalogue import load
 from planner.catalogue.schema import PRECISIONS, Cluster, Generation, Gpu, Model, Physics, Software, require
-from planner.errors import InputError
+from planner.errors import InputError, nearest
 
 OPTIMIZERS: dict[str, float] = {"adam": 0.0, "adam-8bit": -6.0, "muon": -4.0, "sgd-momentum": -4.0}
 """Bytes per parameter that an optimizer's states differ from Adam's; muon and momentum SGD keep one moment."""
@@ -54,11 +54,11 @@ class Job:
         )
         require(
             self.precision in PRECISIONS,
-            f"workload.precision = '{self.precision}'{load.nearest(self.precision, PRECISIONS)}",
+            f"workload.precision = '{self.precision}'{nearest(self.precision, PRECISIONS)}",
         )
         require(
             self.optimizer in OPTIMIZERS,
-            f"workload.optimizer = '{self.optimizer}'{load.nearest(self.optimizer, OPTIMIZERS)}",
+            f"workload.optimizer = '{self.optimizer}'{nearest(self.optimizer, OPTIMIZERS)}",
         )
         require(
             self.peak_flops > 0,
@@ -139,7 +139,7 @@ class Choices:
     def __post_init__(self) -> None:
         require(
             self.framework in FRAMEWORK_CHOICES,
-            f"choices.framework = '{self.framework}'{load.nearest(self.framework, FRAMEWORK_CHOICES)}",
+            f"choices.framework = '{self.framework}'{nearest(self.framework, FRAMEWORK_CHOICES)}",
         )
         require(
             self.max_pipeline_parallel > 0, f"choices.max_pipeline_parallel = {self.max_pipeline_parallel} must be positive"
@@ -162,7 +162,7 @@ class Scenario:
         """Framework -> the training stack that its layouts are costed under."""
         if self.choices.software:
             chosen = load.find(Software, self.choices.software)
-            return {name: chosen for name in DEFAULT_STACKS}
+            return dict.fromkeys(DEFAULT_STACKS, chosen)
         return {name: load.find(Software, stack) for name, stack in DEFAULT_STACKS.items()}
 
     def job_in(self, framework: str) -> Job:

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,7 @@ def assign(scenario: Scenario, x: Columns) -> tuple[Ints, Ints]:
     """For each layout the bit set of frameworks that accept it, and the one it is costed under (-2: none does)."""
     bits = accepting({name: scenario.job_in(name) for name in FRAMEWORKS}, x)
     stack = np.full(len(x), -2, dtype=np.int64)
-    for number in reversed(sorted(jobs_by_framework(scenario))):
+    for number in sorted(jobs_by_framework(scenario), reverse=True):
         stack = np.where(bits >> number & 1 if number >= 0 else True, number, stack)
     return bits, stack
 
@@ -181,7 +182,7 @@ def concatenate(parts: list[Scored]) -> Scored:
     """Scored layouts one after another."""
     axes = [field.name for field in dataclasses.fields(Columns)]
 
-    def joined(arrays: list[Ints]) -> Ints:
+    def joined(arrays: list[Any]) -> Any:
         return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
 
     layouts = Columns(*(joined([getattr(p.layouts, axis) for p in parts]) for axis in axes))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from solver.layout import AXES, MESH_AXES, RECOMPUTE, SPLIT_AXES, SWITCH_AXES, SCHEDULES, V_SHAPED, Layout, columns_of
+from solver.layout import AXES, MESH_AXES, RECOMPUTE, SCHEDULES, SPLIT_AXES, SWITCH_AXES, V_SHAPED, Layout, columns_of
 from solver.problem import Problem
 
 Truth = Any  # bool or an array of bool

@@ -17,7 +17,6 @@ from solver.grouping import ragged
 from solver.layout import MESH_AXES, SPLIT_AXES, Ints
 from solver.problem import Problem, divisors
 
-
 SPLIT_KEYS = ("pipeline_parallel", "data_parallel")
 """The axes that a mesh and a split have in common."""
 

@@ -8,14 +8,14 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from planner.catalogue.schema import Cluster, Generation, Gpu, Model, Physics, Software
 from planner.errors import InputError, nearest
-from planner.units import SUFFIXES, base_unit
+from planner.units import base_unit
 
 Record = TypeVar("Record")
 
@@ -146,21 +146,21 @@ def names(cls: type) -> list[str]:
 
 def records(cls: type[Record]) -> Iterator[Record]:
     """All records of a kind, by name."""
-    return (_shipped(cls, name) for name in names(cls))
+    return (_shipped(cast(Hashable, cls), name) for name in names(cls))
 
 
 @functools.cache
-def _shipped(cls: Any, name: str) -> Any:
-    return parse_file(cls, _folder(cls) / f"{name}.toml")
+def _shipped(cls: Hashable, name: str) -> Any:
+    return parse_file(cast(type, cls), _folder(cast(type, cls)) / f"{name}.toml")
 
 
 @functools.cache
-def _aliases(cls: Any) -> dict[str, str]:
+def _aliases(cls: Hashable) -> dict[str, str]:
     found: dict[str, str] = {}
-    for record in records(cls):
+    for record in records(cast(type[Any], cls)):
         for word in (record.name, *getattr(record, "aliases", ())):
             if found.setdefault(word, record.name) != record.name:
-                raise InputError(f"{FOLDERS[cls]}: '{word}' names both {found[word]} and {record.name}")
+                raise InputError(f"{FOLDERS[cast(type, cls)]}: '{word}' names both {found[word]} and {record.name}")
     return found
 
 
@@ -170,12 +170,9 @@ def find(cls: type[Record], word: str) -> Record:
         return parse_file(cls, Path(word))
     name = word.strip().lower()
     if "/" not in name and (_folder(cls) / f"{name}.toml").is_file():
-        return _shipped(cls, name)  # type: ignore[no-any-return]
-    known = _aliases(cls)
+        return cast(Record, _shipped(cast(Hashable, cls), name))
+    known = _aliases(cast(Hashable, cls))
     if name not in known:
         kind = FOLDERS[cls].removesuffix("s")
         raise InputError(f"no {kind} called '{word}'{nearest(word, known)}")
-    return _shipped(cls, known[name])  # type: ignore[no-any-return]
-
-
-__all__ = ["SUFFIXES", "build", "checked", "find", "flatten", "names", "parse_file", "read_toml", "records"]
+    return cast(Record, _shipped(cast(Hashable, cls), known[name]))

@@ -99,7 +99,7 @@ class Model:
         if self.num_experts:
             require(
                 0 < self.experts_per_token <= self.num_experts,
-                f"{where}: experts_per_token = {self.experts_per_token} must lie between 1 and num_experts = {self.num_experts}",
+                f"{where}: experts_per_token = {self.experts_per_token} must lie in 1..num_experts = {self.num_experts}",
             )
             require(self.moe_ffn_hidden_size > 0, f"{where}: moe_ffn_hidden_size is missing")
             require(

@@ -144,7 +144,7 @@ def in_flight(x: Columns, stage_rank: Ints, num_micro_batches: Ints) -> Floats:
         schedule = SCHEDULE_TABLE[SCHEDULES[code]]
         count = schedule.in_flight(num_micro_batches, x.pipeline_parallel, x.virtual_pipeline, stage_rank)
         held = np.where(x.schedule == code, count, held)
-    return np.maximum(held, 1.0)
+    return np.asarray(np.maximum(held, 1.0))
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Params:
     @property
     def sharded(self) -> Floats:
         """What is left of them when every replica keeps its share."""
-        return self.dense / self.dense_replicas + self.expert / self.expert_replicas
+        return np.asarray(self.dense / self.dense_replicas + self.expert / self.expert_replicas)
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def buffer_bytes(job: Job, x: Columns, params: Params, held: Floats, stage: Stag
         total = total + np.where((x.zero_stage >= 1) & several, s.bucket_bytes, 0.0)
     boundary = 4.0 * load.hidden_share + (2.0 * held * load.hidden if s.keeps_stage_outputs else 0.0)
     ids = stage.has_embedding * held * load.hidden * (8.0 / model.hidden_size + (1.0 if job.dropout else 0.0))
-    return total + np.where(x.pipeline_parallel > 1, boundary, 0.0) + ids
+    return np.asarray(total + np.where(x.pipeline_parallel > 1, boundary, 0.0) + ids)
 
 
 def activation_bytes(x: Columns, stage: Stages, covered: Ints, held: Floats, load: Loads) -> Floats:
@@ -368,13 +368,13 @@ def _mlp_gradient_bytes(job: Job, x: Columns) -> Number:
 
 def need_bytes(job: Job, memory: Memory) -> Floats:
     """What the card must offer: tensors with their unusable fragments, CUDA context and communicators."""
-    return memory.tensors * (1.0 + job.software.reserve_share) + memory.context
+    return np.asarray(memory.tensors * (1.0 + job.software.reserve_share) + memory.context)
 
 
 def reserved_bytes(job: Job, memory: Memory) -> Floats:
     """What the allocator reserves: it takes a share of the room that is left, and gives it back under pressure."""
     room = np.maximum(job.gpu.memory_bytes - memory.context - memory.tensors, 0.0)
-    return memory.tensors + job.software.fragmentation * np.minimum(memory.tensors, room)
+    return np.asarray(memory.tensors + job.software.fragmentation * np.minimum(memory.tensors, room))
 
 
 VERDICTS = ("fits", "at risk", "out of memory")
@@ -387,7 +387,7 @@ def log_error(job: Job, need: Floats, loose: Floats) -> Floats:
     """
     physics = job.physics
     share = physics.loss_uncertainty * loose / need
-    return np.sqrt(job.software.memory_uncertainty**2 + share**2 + (physics.room_uncertainty_bytes / need) ** 2)
+    return np.asarray(np.sqrt(job.software.memory_uncertainty**2 + share**2 + (physics.room_uncertainty_bytes / need) ** 2))
 
 
 def verdicts(job: Job, need: Floats, loose: Floats) -> Ints:

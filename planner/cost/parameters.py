@@ -110,7 +110,7 @@ def total(model: Model) -> int:
     if model.num_moe_layers:
         layers += model.num_moe_layers * (moe_layer(model) + experts(model))
     ends = embedding(model) + (norm_weights(model) if model.tied_embeddings else head(model))
-    return round(layers + ends)
+    return round(float(layers + ends))
 
 
 def active(model: Model) -> int:
@@ -118,4 +118,4 @@ def active(model: Model) -> int:
     if not model.num_moe_layers:
         return total(model)
     idle = experts(model) * (1 - model.experts_per_token / model.num_experts)
-    return round(total(model) - model.num_moe_layers * idle)
+    return round(float(total(model) - model.num_moe_layers * idle))

@@ -76,7 +76,10 @@ def split_stages(model: Model, sizes: Ints, owner: Ints, num_mtp_layers: int) ->
     ends = np.cumsum(sizes)
     num_dense = model.num_layers - model.num_moe_layers
     dense = np.minimum(ends, num_dense) - np.minimum(ends - sizes, num_dense)
-    per_stage = lambda values: np.bincount(owner, weights=values, minlength=pipeline).astype(np.int64)  # noqa: E731
+
+    def per_stage(values: Ints) -> Ints:
+        return np.bincount(owner, weights=values, minlength=pipeline).astype(np.int64)
+
     dense_layers, moe_layers = per_stage(dense), per_stage(sizes - dense)
     last = int(owner[-1])
     (moe_layers if model.num_moe_layers else dense_layers)[last] += num_mtp_layers
@@ -126,7 +129,7 @@ def recomputed_layers(layers: Ints, num_layers: int, chunks: Ints, per_stage: In
     """
     small = num_layers // chunks
     covered = per_stage * np.minimum(depth, small) + large * (depth > small)
-    return np.minimum(covered, layers)
+    return np.asarray(np.minimum(covered, layers))
 
 
 def covered_layers(model: Model, x: Columns, stage: Stages) -> Ints:

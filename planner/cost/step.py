@@ -245,7 +245,7 @@ def _data_seconds(
     exposed = comm.gradient_seconds(job, reduce, gather, backward, forward, fill, zero)
     each_time = (zero == 2) & (x.pipeline_parallel == 1)
     exposed = exposed + np.where(each_time, (m - 1) * np.maximum(reduce - job.physics.data_window * backward, 0.0), 0.0)
-    tied = 0.0
+    tied: Number = 0.0
     if job.model.tied_embeddings:
         words = parameters.padded_vocabulary(job.model, x.tensor_parallel, s.vocab_multiple) * job.model.hidden_size
         stride = job.num_gpus // x.pipeline_parallel
@@ -253,7 +253,7 @@ def _data_seconds(
             net, 2.0 * s.reduce_bytes * words / x.tensor_parallel, 2, members_per_node(2, stride, net.domain)
         )
         tied = np.where(x.pipeline_parallel > 1, pair, 0.0)
-    return np.where(zero == 3, 0.0, exposed) + tied
+    return np.asarray(np.where(zero == 3, 0.0, exposed) + tied)
 
 
 def _optimizer_seconds(job: Job, x: Columns, params: Params) -> Floats:
@@ -263,4 +263,4 @@ def _optimizer_seconds(job: Job, x: Columns, params: Params) -> Floats:
     traffic = physics.optimizer_traffic_bytes if s.optimizer_bytes > 4 else physics.half_optimizer_traffic_bytes
     gradients = np.where(x.zero_stage == 3, 0.0, physics.gradient_passes * s.reduce_bytes * params.whole)
     fixed = s.fixed_step_seconds * (physics.fixed_step_graphs if s.cuda_graphs != "none" else 1.0)
-    return (gradients + traffic * own) / compute.rates_of(job).hbm + fixed
+    return np.asarray((gradients + traffic * own) / compute.rates_of(job).hbm + fixed)

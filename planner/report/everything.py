@@ -65,7 +65,7 @@ def _not_launchable(scenario: Scenario, layouts: Columns) -> pd.DataFrame:
 
 
 def _out_of_memory(scenario: Scenario, lost: Scored) -> pd.DataFrame:
-    frame = axis_frame(lost)
+    frame = axis_frame(lost.layouts)
     excess = (lost.need_bytes - scenario.job.gpu.memory_bytes) / GIB
     frame["reason"] = [f"memory: {gib:.2f} GiB too much" for gib in excess]
     frame["memory_gib"] = lost.need_bytes / GIB

@@ -11,7 +11,7 @@ from planner.frameworks.legality import framework_names
 from planner.scenario import Job, Scenario
 from planner.search import Scored, SearchResult
 from planner.units import GIB, SECONDS_PER_DAY
-from solver.layout import RECOMPUTE, SCHEDULES
+from solver.layout import RECOMPUTE, SCHEDULES, Columns
 
 AXIS_COLUMNS = (
     "tensor_parallel",
@@ -29,10 +29,10 @@ AXIS_COLUMNS = (
 )
 
 
-def axis_frame(scored: Scored) -> pd.DataFrame:
+def axis_frame(layouts: Columns) -> pd.DataFrame:
     """The axes of layouts, words for recompute and schedule."""
     words = {"recompute": np.array(RECOMPUTE), "schedule": np.array(SCHEDULES)}
-    columns = {axis: getattr(scored.layouts, axis) for axis in AXIS_COLUMNS}
+    columns = {axis: getattr(layouts, axis) for axis in AXIS_COLUMNS}
     return pd.DataFrame({axis: words[axis][v] if axis in words else v for axis, v in columns.items()})
 
 
@@ -40,7 +40,7 @@ def layouts_frame(scenario: Scenario, scored: Scored) -> pd.DataFrame:
     """One row per layout: axes, estimates, what they mean for throughput, days and cost. Empty cells where unknown."""
     job = scenario.job
     step = scored.step_seconds
-    frame = axis_frame(scored)
+    frame = axis_frame(scored.layouts)
     frame.insert(0, "layout", [scored.layouts.layout(row).label for row in range(len(scored))])
     frame["num_micro_batches"] = job.global_batch_size // (frame["data_parallel"] * frame["micro_batch_size"])
     frame["frameworks"] = ["+".join(framework_names(int(bits))) or "none" for bits in scored.frameworks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 from rich import box
@@ -23,6 +24,7 @@ from planner.units import GIB, MIB
 
 WIDTH = 100
 STYLE = {"fits": "green", "at risk": "yellow", "out of memory": "red"}
+SCHEDULE_LETTER = {"gpipe": "g", "zero_bubble_h1": "h", "zero_bubble_v": "z", "dualpipe": "d"}
 SHORT_VERDICT = {"fits": "fits", "at risk": "risk", "out of memory": "OOM"}
 
 
@@ -38,7 +40,7 @@ def scenario_line(scenario: Scenario) -> str:
     )
 
 
-def recompute_cell(row: Mapping[str, object]) -> str:
+def recompute_cell(row: Mapping[Any, Any]) -> str:
     """Recompute in few letters: none, sel, full3 (three layers of each chunk)."""
     word = str(row["recompute"])
     return {"none": "none", "selective": "sel"}.get(word, f"full{row['recompute_layers']}")
@@ -61,8 +63,7 @@ def shortlist_table(frame: pd.DataFrame) -> Table:
         cells = [
             str(row["rank"]),
             *(str(row[a]) for a in ("tensor_parallel", "pipeline_parallel")),
-            str(row["virtual_pipeline"])
-            + {"gpipe": "g", "zero_bubble_h1": "h", "zero_bubble_v": "z", "dualpipe": "d"}.get(str(row["schedule"]), ""),
+            str(row["virtual_pipeline"]) + SCHEDULE_LETTER.get(str(row["schedule"]), ""),
             str(row["context_parallel"]),
             expert,
             *(str(row[a]) for a in ("data_parallel", "zero_stage", "micro_batch_size")),
@@ -104,7 +105,8 @@ def legend(scenario: Scenario) -> str:
         f"GiB: need of the fullest stage, of {usable:.1f} usable (tensors + {stack.reserve_share:.0%} reserve + context and "
         f"communicators). fits / risk / OOM: more than {scenario.job.physics.fits_sigmas:g} standard deviations below the "
         f"limit / near it / {scenario.job.physics.oom_sigmas:g} above. Z: ZeRO stage. VP: chunks per stage "
-        "(g gpipe, z zero-bubble V, d DualPipeV). tok/s: tokens per second and GPU. com%: exposed communication. in: M Megatron-LM, T torchtitan, D DeepSpeed accept it."
+        "(g gpipe, z zero-bubble V, d DualPipeV). tok/s: tokens per second and GPU. com%: exposed communication. "
+        "in: M Megatron-LM, T torchtitan, D DeepSpeed accept it."
     )
 
 
