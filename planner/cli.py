@@ -184,7 +184,7 @@ def search_command(
 @click.option("--layout", "label", required=True, help="Such as tp8-pp4-dp64-zero1-mb1; what is left out is filled in.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the ledger there instead of printing it.")
-def explain(ctx: click.Context, scenario_word: str | None, label: str, style: str, output: Path | None, **wishes: Any) -> None:
+def explain(scenario_word: str | None, label: str, style: str, output: Path | None, **wishes: Any) -> None:
     """Take one layout apart: bytes per part and stage, seconds per part, each with its formula."""
     from planner.explain import complete_layout
     from planner.explain import explain as explain_layout

@@ -22,6 +22,7 @@ from planner.scenario import Job, Scenario
 from planner.search import Scored, assign, jobs_by_framework
 from solver import check
 from solver.layout import SCHEDULES, V_SHAPED, Columns, Layout, columns_of, parse_label
+from solver.problem import UNLIMITED_KIB
 
 MEMORY_FORMULAS: dict[str, tuple[str, str]] = {
     "weights": ("state_bytes", "working copy; sharded by ZeRO-3"),
@@ -119,7 +120,7 @@ def complete_layout(scenario: Scenario, label: str) -> Layout:
 def explain(scenario: Scenario, layout: Layout) -> Explanation:
     """The ledger of one layout; of an illegal one, why it is illegal and what would be legal."""
     unpinned = dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={}))
-    problem = dataclasses.replace(spec.problem(unpinned), usable_kib=1 << 50)  # memory is judged stage by stage below
+    problem = dataclasses.replace(spec.problem(unpinned), usable_kib=UNLIMITED_KIB)  # memory is judged stage by stage below
     x = columns_of([layout])
     bits, stack = assign(scenario, x)
     accepted = framework_names(int(bits[0]))

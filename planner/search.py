@@ -20,7 +20,7 @@ from planner.rank import order
 from planner.scenario import Job, Scenario
 from solver import prune, space
 from solver.layout import Columns, Ints, Layout
-from solver.problem import Problem
+from solver.problem import UNLIMITED_KIB, Problem
 
 PIECE = 1 << 16
 """Layouts scored at once: small enough for the processor's cache, large enough to amortise the calls."""
@@ -97,6 +97,8 @@ def search(scenario: Scenario, sort: str = "step", progress: Progress | None = N
     result = SearchResult(scenario, problem, funnel, ranked, nearest, time.perf_counter() - started)
     if not len(ranked):
         check_batch(problem)
+        if nearest is None and funnel.dropped["memory_floor"]:
+            result = dataclasses.replace(result, nearest=nearest_above_floor(scenario, problem))
         raise NoLayoutFits(result)
     return result
 
@@ -188,6 +190,12 @@ def concatenate(parts: list[Scored]) -> Scored:
     layouts = Columns(*(joined([getattr(p.layouts, axis) for p in parts]) for axis in axes))
     rest = (joined([getattr(p, f.name) for p in parts]) for f in dataclasses.fields(Scored)[1:])
     return Scored(layouts, *rest)
+
+
+def nearest_above_floor(scenario: Scenario, problem: Problem) -> Rejected | None:
+    """The layout that misses the memory by least when the solver's floor already refused every mesh."""
+    _, nearest, _ = score(scenario, enumerate_layouts(dataclasses.replace(problem, usable_kib=UNLIMITED_KIB)))
+    return nearest
 
 
 def check_batch(problem: Problem) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from solver.layout import AXES
 
+UNLIMITED_KIB = 1 << 35
+"""32 TiB: more memory than any GPU has, yet small enough for its product with the GPUs."""
+
 
 def divisors(n: int) -> tuple[int, ...]:
     """All divisors of a positive integer, ascending.
@@ -47,7 +50,7 @@ class Problem:
     """A context rank keeps at least this many tokens of a sequence."""
     max_pipeline_parallel: int = 1 << 30
     global_batch_size: int
-    usable_kib: int = 1 << 50
+    usable_kib: int = UNLIMITED_KIB
     """Memory of one GPU that a layout may use at all."""
     whole_dense_kib: int = 0
     """States of the non-expert parameters of the whole model that no ZeRO stage of the search shards."""

@@ -35,7 +35,7 @@ def _divides(model: cp_model.CpModel, divisor: cp_model.IntVar, number: int) -> 
 
 
 def _product(model: cp_model.CpModel, factors: list[cp_model.IntVar], most: int, name: str) -> cp_model.IntVar:
-    product = model.new_int_var(0, most, name)
+    product = model.new_int_var(1, most, name)
     model.add_multiplication_equality(product, factors)
     return product
 
@@ -175,10 +175,11 @@ def memory_floor(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
             model, [x.expert_parallel, x.expert_tensor_parallel, x.pipeline_parallel], problem.num_gpus, "expert_parts"
         )
         states.append(_quotient(model, problem.whole_expert_kib, parts, problem.whole_expert_kib, "expert_states"))
-    room = model.new_int_var(-problem.whole_dense_kib - problem.whole_expert_kib, problem.usable_kib, "room")
+    least = -problem.whole_dense_kib - problem.whole_expert_kib - problem.sharded_kib
+    room = model.new_int_var(least, problem.usable_kib, "room")
     model.add(room == problem.usable_kib - problem.sharded_kib // problem.num_gpus - sum(states))
     shares = _product(model, [x.tensor_parallel, x.context_parallel], problem.num_gpus, "activation_shares")
-    offered = model.new_int_var(-(1 << 60), 1 << 60, "offered")
+    offered = model.new_int_var(least * problem.num_gpus, problem.usable_kib * problem.num_gpus, "offered")
     model.add_multiplication_equality(offered, [room, shares])
     per_replica = _quotient(model, problem.global_batch_size, x.data_parallel, problem.global_batch_size, "per_replica")
     in_flight = model.new_int_var(0, problem.num_layers, "in_flight")

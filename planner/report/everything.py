@@ -42,7 +42,8 @@ def everything(result: SearchResult) -> Iterator[str]:
 
 def _rows(frame: pd.DataFrame, header: pd.Index) -> Iterator[str]:
     if len(frame):
-        pieces = csv_pieces(frame.reindex(columns=header))
+        whole = {axis: "Int64" for axis in frame.columns if pd.api.types.is_integer_dtype(frame[axis])}
+        pieces = csv_pieces(frame.astype(whole).reindex(columns=header))
         next(pieces)  # the header is written once
         yield from pieces
 
