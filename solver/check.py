@@ -71,8 +71,8 @@ def sequence(x: Any, problem: Problem) -> Truth:
 
 def gpu_product(x: Any, problem: Problem) -> Truth:
     """tensor x pipeline x context x data = number of GPUs."""
-    product = x.tensor_parallel * x.pipeline_parallel * x.context_parallel * x.data_parallel
-    return product == problem.num_gpus
+    model_ranks, replica_ranks = x.tensor_parallel * x.pipeline_parallel, x.context_parallel * x.data_parallel
+    return (problem.num_gpus % model_ranks == 0) & (replica_ranks == problem.num_gpus // model_ranks)
 
 
 def experts(x: Any, problem: Problem) -> Truth:

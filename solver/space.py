@@ -99,8 +99,12 @@ def sequence(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
 
 def gpu_product(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
     """tensor x pipeline x context x data = number of GPUs."""
-    factors = [x.tensor_parallel, x.pipeline_parallel, x.context_parallel, x.data_parallel]
-    model.add_multiplication_equality(problem.num_gpus, factors)
+    halves = [(x.tensor_parallel, x.pipeline_parallel, "model_ranks"), (x.context_parallel, x.data_parallel, "replica_ranks")]
+    products = []
+    for one, other, name in halves:  # two by two: four factors at once overflow on large clusters
+        products.append(_among(model, divisors(problem.num_gpus), name))
+        model.add_multiplication_equality(products[-1], [one, other])
+    model.add_multiplication_equality(problem.num_gpus, products)
 
 
 def experts(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
@@ -126,9 +130,10 @@ def expert_grid(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
     """expert x expert tensor divides tensor x context x data: the expert axes add no factor to the GPUs."""
     if not problem.num_experts:
         return
-    grid = _product(model, [x.tensor_parallel, x.context_parallel, x.data_parallel], problem.num_gpus, "grid")
-    groups = _among(model, divisors(problem.num_gpus), "expert_data_parallel")
-    model.add_multiplication_equality(grid, [x.expert_parallel, x.expert_tensor_parallel, groups])
+    grid = _among(model, divisors(problem.num_gpus), "grid")  # tensor x context x data: the GPUs of a stage
+    model.add_multiplication_equality(problem.num_gpus, [grid, x.pipeline_parallel])
+    expert_ranks = _product(model, [x.expert_parallel, x.expert_tensor_parallel], problem.num_gpus, "expert_ranks")
+    model.add_modulo_equality(0, grid, expert_ranks)
 
 
 def replicas(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
@@ -139,8 +144,9 @@ def replicas(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
 def batch(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
     """data parallel x micro-batch divides the global batch."""
     x.num_micro_batches = _among(model, divisors(problem.global_batch_size), "num_micro_batches")
-    factors = [x.data_parallel, x.micro_batch_size, x.num_micro_batches]
-    model.add_multiplication_equality(problem.global_batch_size, factors)
+    per_replica = _among(model, divisors(problem.global_batch_size), "per_replica")
+    model.add_multiplication_equality(per_replica, [x.micro_batch_size, x.num_micro_batches])
+    model.add_multiplication_equality(problem.global_batch_size, [per_replica, x.data_parallel])
 
 
 def layers(model: cp_model.CpModel, x: Any, problem: Problem) -> None:

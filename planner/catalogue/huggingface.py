@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,7 @@ REFUSED_KEYS = {
     **dict.fromkeys(("linear_num_value_heads", "linear_attn_config", "attn_type_list"), "a model with linear attention"),
     **dict.fromkeys(("hybrid_override_pattern", "block_configs", "lru_width"), "a model of unlike layers"),
 }
+LEGAL_KIND = "must be a decoder-only transformer of like layers"
 WINDOWED = ("sliding_attention", "chunked_attention")
 LAYER_TYPES = ("full_attention", *WINDOWED)
 DROPOUT_KEYS = ("resid_pdrop", "hidden_dropout", "residual_dropout", "dropout")
@@ -93,6 +94,10 @@ class Switch(NamedTuple):
     default: bool = False
 
 
+ON, OFF = Switch("", True), Switch("", False)
+WINDOW_ON = Switch("use_sliding_window", True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """What all models of one type share and their config.json need not say."""
@@ -102,10 +107,12 @@ class Traits:
     norm: str = "rmsnorm"
     """"layernorm" only where the norm has a bias beside its weight."""
     norms_per_layer: int = 2
-    qk_norm: Switch = Switch("")
-    qkv_bias: Switch = Switch("")
-    output_bias: Switch = Switch("")
-    mlp_bias: Switch = Switch("")
+    qk_norm: Switch = OFF
+    full_width_qk_norm: bool = False
+    """The query and key norms have a weight for every channel, not only for those of one head."""
+    qkv_bias: Switch = OFF
+    output_bias: Switch = OFF
+    mlp_bias: Switch = OFF
     expert_bias: bool = False
     router_bias: bool = False
     learned_positions: bool = False
@@ -115,7 +122,7 @@ class Traits:
     """Multi-head latent attention: kv_lora_rank must be stated."""
     expert_width: str = "moe_ffn_hidden_size"
     """Field whose key holds the expert width; "" = moe_intermediate_size where stated, else intermediate_size."""
-    window_switch: Switch = Switch("use_sliding_window", True)
+    window_switch: Switch = WINDOW_ON
     full_every: int = 0
     """One layer in so many has full attention where the file lists no layer types; 0 = all layers are windowed."""
     ffn_multiple: int = 0
@@ -242,9 +249,10 @@ def _falcon(section: Section) -> dict[str, int]:
     new = flag(section, Switch("new_decoder_architecture"))
     single = not new and flag(section, Switch("multi_query", True))
     parallel = flag(section, Switch("parallel_attn", True))
-    norms = stated(section, "num_ln_in_parallel_attn") or (2 if new else 1)
+    stated_norms = stated(section, "num_ln_in_parallel_attn")
+    two_norms = not parallel or (new if stated_norms is None else stated_norms == 2)
     kv_heads = 1 if single else size(section, "num_key_value_heads")
-    return {"num_key_value_heads": kv_heads, "norms_per_layer": min(norms, 2) if parallel else 2}
+    return {"num_key_value_heads": kv_heads, "norms_per_layer": 2 if two_norms else 1}
 
 
 def _gpt_bigcode(section: Section) -> dict[str, int]:
@@ -257,104 +265,116 @@ def _llama4(section: Section) -> dict[str, int]:
     return {"dense_width": size(section, "intermediate_size_mlp"), "num_shared_experts": 1}
 
 
-def _biases(qkv: Switch, output: Switch, mlp: Switch) -> dict[str, Any]:
-    return {"qkv_bias": qkv, "output_bias": output, "mlp_bias": mlp}
+ATTENTION, BIAS = Switch("attention_bias"), Switch("use_bias", True)
+QWEN_WINDOW = Switch("use_sliding_window")
+HEAD_BIAS = ("the output matrix's bias, where there is one, is not counted",)
+INTERMEDIATE = "ffn_hidden_size"
 
-
-ON, OFF = Switch("", True), Switch("")
-ATTENTION = Switch("attention_bias")
-PLAIN = _biases(OFF, OFF, OFF)
-LLAMA = _biases(ATTENTION, ATTENTION, Switch("mlp_bias"))
-QWEN3 = _biases(ATTENTION, ATTENTION, OFF)
-GLM = _biases(ATTENTION, OFF, OFF)
-QWEN2 = {**_biases(ON, OFF, OFF), "window_switch": Switch("use_sliding_window")}
-GPT: dict[str, Any] = {"gated": False, "norm": "layernorm", "ffn_multiple": 4, **_biases(ON, ON, ON)}
-GEMMA: dict[str, Any] = {"tied": True, "defaults": {"head_dim": 256}, **QWEN3}
-FULL_WIDTH_NORM = ("query and key norms that span the full projection are counted as spanning one head",)
-INTERMEDIATE = {"expert_width": "ffn_hidden_size"}
+ATTENTION_BIASED = Traits(qkv_bias=ATTENTION, output_bias=ATTENTION)
+LLAMA = replace(ATTENTION_BIASED, mlp_bias=Switch("mlp_bias"))
+QWEN2 = Traits(qkv_bias=ON, window_switch=QWEN_WINDOW)
+QWEN3 = replace(ATTENTION_BIASED, qk_norm=ON, window_switch=QWEN_WINDOW)
+GEMMA = replace(ATTENTION_BIASED, tied=True, defaults={"head_dim": 256})
+GPT = Traits(gated=False, norm="layernorm", ffn_multiple=4, qkv_bias=ON, output_bias=ON, mlp_bias=ON)
+GLM = Traits(qkv_bias=Switch("attention_bias", True), defaults={"head_dim": 128})
 
 TRAITS: dict[str, Traits] = {
-    "llama": Traits(**LLAMA),
-    "llama4_text": Traits(
-        **QWEN3, **INTERMEDIATE, full_every=4, defaults={"head_dim": 128, "intermediate_size_mlp": 16384}, derive=_llama4
+    "llama": LLAMA,
+    "llama4_text": replace(
+        ATTENTION_BIASED,
+        expert_width=INTERMEDIATE,
+        full_every=4,
+        defaults={"head_dim": 128, "intermediate_size_mlp": 16384},
+        derive=_llama4,
     ),
-    "mistral": Traits(**PLAIN),
-    "mixtral": Traits(**PLAIN, **INTERMEDIATE),
-    "qwen2": Traits(**QWEN2),
-    "qwen2_moe": Traits(
-        **{**QWEN2, "qkv_bias": Switch("qkv_bias", True)},
+    "mistral": Traits(),
+    "mixtral": Traits(expert_width=INTERMEDIATE),
+    "qwen2": QWEN2,
+    "qwen2_moe": replace(
+        QWEN2,
+        qkv_bias=Switch("qkv_bias", True),
         unmodelled=("the shared expert's gate (one weight per channel) is not counted",),
     ),
-    "qwen3": Traits(**QWEN3, qk_norm=ON, window_switch=Switch("use_sliding_window"), defaults={"head_dim": 128}),
-    "qwen3_moe": Traits(**QWEN3, qk_norm=ON, window_switch=Switch("use_sliding_window")),
-    "olmo2": Traits(**QWEN3, qk_norm=ON, unmodelled=FULL_WIDTH_NORM),
-    "olmo3": Traits(**QWEN3, qk_norm=ON, full_every=4, unmodelled=FULL_WIDTH_NORM),
-    "olmoe": Traits(**QWEN3, **INTERMEDIATE, qk_norm=ON, unmodelled=FULL_WIDTH_NORM),
-    "phi": Traits(
-        **{**GPT, "norms_per_layer": 1}, qk_norm=Switch("qk_layernorm"), unmodelled=("the output matrix's bias is not counted",)
-    ),
-    "phi3": Traits(**PLAIN),
-    "phimoe": Traits(
-        **QWEN3, **INTERMEDIATE, norm="layernorm", unmodelled=("the output matrix's bias, where there is one, is not counted",)
-    ),
-    "gemma": Traits(**GEMMA),
-    "gemma2": Traits(**GEMMA, norms_per_layer=4, full_every=2),
-    "gemma3_text": Traits(
-        **{
-            **GEMMA,
-            # Published files of the larger models state only what differs from these.
-            "defaults": {
-                "head_dim": 256,
-                "num_attention_heads": 8,
-                "num_key_value_heads": 4,
-                "vocab_size": 262208,
-                "max_seq_len": 131072,
-                "sliding_window": 4096,
-            },
-        },
+    "qwen3": replace(QWEN3, defaults={"head_dim": 128}),
+    "qwen3_moe": QWEN3,
+    "olmo2": replace(ATTENTION_BIASED, qk_norm=ON, full_width_qk_norm=True),
+    "olmo3": replace(ATTENTION_BIASED, qk_norm=ON, full_every=4, full_width_qk_norm=True),
+    "olmoe": replace(ATTENTION_BIASED, qk_norm=ON, expert_width=INTERMEDIATE, full_width_qk_norm=True),
+    "phi": replace(GPT, norms_per_layer=1, qk_norm=Switch("qk_layernorm"), unmodelled=HEAD_BIAS),
+    "phi3": Traits(),
+    "phimoe": replace(ATTENTION_BIASED, norm="layernorm", expert_width=INTERMEDIATE, unmodelled=HEAD_BIAS),
+    "gemma": GEMMA,
+    "gemma2": replace(GEMMA, norms_per_layer=4, full_every=2),
+    # Published files of the larger Gemma 3 models state only what differs from the class's defaults.
+    "gemma3_text": replace(
+        GEMMA,
         norms_per_layer=4,
         qk_norm=ON,
         full_every=6,
+        defaults={
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262208,
+            "max_seq_len": 131072,
+            "sliding_window": 4096,
+        },
     ),
-    "nemotron": Traits(**LLAMA, gated=False, norm="layernorm"),
-    "starcoder2": Traits(
-        tied=True, gated=False, norm="layernorm", **_biases(*3 * (Switch("use_bias", True),)), window_switch=Switch("", True)
+    "nemotron": replace(LLAMA, gated=False, norm="layernorm"),
+    "starcoder2": Traits(tied=True, gated=False, norm="layernorm", qkv_bias=BIAS, output_bias=BIAS, mlp_bias=BIAS),
+    "gpt2": replace(GPT, tied=True, learned_positions=True),
+    "gpt_bigcode": replace(GPT, tied=True, learned_positions=True, derive=_gpt_bigcode),
+    "gpt_neox": replace(GPT, qkv_bias=Switch("attention_bias", True), output_bias=Switch("attention_bias", True)),
+    "gptj": replace(GPT, norms_per_layer=1, qkv_bias=OFF, output_bias=OFF, unmodelled=HEAD_BIAS),
+    "opt": replace(
+        GPT,
+        tied=True,
+        learned_positions=True,
+        extra_positions=2,
+        qkv_bias=Switch("enable_bias", True),
+        output_bias=Switch("enable_bias", True),
+        mlp_bias=Switch("enable_bias", True),
     ),
-    "gpt2": Traits(**GPT, tied=True, learned_positions=True),
-    "gpt_bigcode": Traits(**GPT, tied=True, learned_positions=True, derive=_gpt_bigcode),
-    "gpt_neox": Traits(**{**GPT, **_biases(*2 * (Switch("attention_bias", True),), ON)}),
-    "gptj": Traits(
-        **{**GPT, **_biases(OFF, OFF, ON), "norms_per_layer": 1}, unmodelled=("the output matrix's bias is not counted",)
-    ),
-    "opt": Traits(
-        **{**GPT, **_biases(*3 * (Switch("enable_bias", True),))}, tied=True, learned_positions=True, extra_positions=2
-    ),
-    "bloom": Traits(**GPT, tied=True, embedding_norm=True),
+    "bloom": replace(GPT, tied=True, embedding_norm=True),
     # The class ties the vocabulary matrices, the published checkpoints hold both (element counts of 7B, 40B and 180B).
-    "falcon": Traits(**{**GPT, **_biases(*3 * (Switch("bias"),))}, defaults={"max_seq_len": 2048}, derive=_falcon),
-    "deepseek_v2": Traits(**LLAMA, latent=True),
-    "deepseek_v3": Traits(**QWEN3, latent=True),
+    "falcon": replace(
+        GPT,
+        qkv_bias=Switch("bias"),
+        output_bias=Switch("bias"),
+        mlp_bias=Switch("bias"),
+        defaults={"max_seq_len": 2048},
+        derive=_falcon,
+    ),
+    "deepseek_v2": replace(LLAMA, latent=True),
+    "deepseek_v3": replace(ATTENTION_BIASED, latent=True),
     "gpt_oss": Traits(
-        **_biases(*2 * (Switch("attention_bias", True),), OFF),
-        **INTERMEDIATE,
+        qkv_bias=Switch("attention_bias", True),
+        output_bias=Switch("attention_bias", True),
+        expert_width=INTERMEDIATE,
         expert_bias=True,
         router_bias=True,
         full_every=2,
         defaults={"head_dim": 64},
         unmodelled=("attention sinks (one weight per head) are not counted",),
     ),
-    "glm": Traits(**GLM, defaults={"head_dim": 128}),
-    "glm4": Traits(**GLM, norms_per_layer=4, defaults={"head_dim": 128}),
-    "glm4_moe": Traits(**GLM, qk_norm=Switch("use_qk_norm")),
-    "cohere": Traits(**QWEN3, tied=True, norms_per_layer=1, qk_norm=Switch("use_qk_norm"), unmodelled=FULL_WIDTH_NORM),
-    "cohere2": Traits(**QWEN3, tied=True, norms_per_layer=1, full_every=4),
-    "granite": Traits(**LLAMA),
-    "granitemoe": Traits(**QWEN3, **INTERMEDIATE),
-    "smollm3": Traits(**LLAMA, tied=True, window_switch=Switch("use_sliding_window")),
-    "seed_oss": Traits(
-        **_biases(Switch("attention_bias", True), Switch("attention_out_bias"), Switch("mlp_bias")), defaults={"head_dim": 128}
+    "glm": GLM,
+    "glm4": replace(GLM, norms_per_layer=4),
+    "glm4_moe": Traits(qkv_bias=ATTENTION, qk_norm=Switch("use_qk_norm")),
+    "cohere": replace(ATTENTION_BIASED, tied=True, norms_per_layer=1, qk_norm=Switch("use_qk_norm"), full_width_qk_norm=True),
+    "cohere2": replace(ATTENTION_BIASED, tied=True, norms_per_layer=1, full_every=4),
+    "granite": LLAMA,
+    "granitemoe": replace(ATTENTION_BIASED, expert_width=INTERMEDIATE),
+    "smollm3": replace(LLAMA, tied=True, window_switch=QWEN_WINDOW),
+    "seed_oss": replace(
+        LLAMA, qkv_bias=Switch("attention_bias", True), output_bias=Switch("attention_out_bias"), defaults={"head_dim": 128}
     ),
-    "ernie4_5": Traits(tied=True, **_biases(*3 * (Switch("use_bias"),)), defaults={"head_dim": 128}),
+    "ernie4_5": Traits(
+        tied=True,
+        qkv_bias=Switch("use_bias"),
+        output_bias=Switch("use_bias"),
+        mlp_bias=Switch("use_bias"),
+        defaults={"head_dim": 128},
+    ),
 }
 ALIASES = {
     "gemma3": "gemma3_text",
@@ -370,7 +390,7 @@ ALIASES = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
 }
-UNKNOWN = Traits(**LLAMA, qk_norm=Switch("use_qk_norm"), expert_width="")
+UNKNOWN = replace(LLAMA, qk_norm=Switch("use_qk_norm"), expert_width="")
 
 
 # From the path to the section
@@ -443,7 +463,7 @@ def section_of(path: Path, top: Mapping[str, Any]) -> Section:
     model_type = type_of(path, prefix, keys)
     for key, kind in REFUSED_KEYS.items():
         if keys.get(key):
-            raise InputError(f"{path}: {prefix}{key} = {show(keys[key])}: {kind}, must be a decoder-only transformer")
+            raise InputError(f"{path}: {prefix}{key} = {show(keys[key])}: {kind}; {LEGAL_KIND}")
     traits = TRAITS.get(ALIASES.get(model_type, model_type))
     return Section(
         path=path,
@@ -499,6 +519,13 @@ def often_sparse(section: Section, num_layers: int) -> list[bool]:
     return [i % step == 0 for i in range(num_layers)]
 
 
+def experts_per_token(section: Section, num_experts: int) -> int:
+    """Routed experts that one token visits. Raises InputError."""
+    number = needed(section, "experts_per_token")
+    key = next((key for key in KEYS["experts_per_token"] if section.keys.get(key) is not None), "")
+    return whole(number, section.where(key), (1, num_experts))
+
+
 def expert_width(section: Section) -> int:
     """Width of one routed expert. Raises InputError."""
     field = section.traits.expert_width
@@ -514,11 +541,11 @@ def expert_fields(section: Section, num_layers: int) -> dict[str, Any]:
         return {}
     pattern = moe_pattern(section, num_layers)
     if not any(pattern):
-        raise InputError(f"{section.path}: num_experts = {num_experts}, yet no layer holds experts; at least one must")
+        raise InputError(f"{section.where('num_experts')} = {num_experts}, yet no layer holds experts; at least one must")
     shared_width = size(section, "shared_ffn_hidden_size")
     return {
         "num_experts": num_experts,
-        "experts_per_token": needed(section, "experts_per_token"),
+        "experts_per_token": experts_per_token(section, num_experts),
         "moe_ffn_hidden_size": expert_width(section),
         "num_shared_experts": size(section, "num_shared_experts") or int(shared_width > 0),
         "shared_ffn_hidden_size": shared_width,
@@ -682,9 +709,7 @@ def _moe_notes(section: Section) -> list[str]:
     dense = pattern.count(False)
     notes = []
     if any(pattern[:dense]):
-        notes.append(
-            f"dense and expert layers alternate: taken as {dense} dense layers in front of {num_layers - dense} others"
-        )
+        notes.append(f"dense and expert layers alternate: taken as {dense} dense layers in front of {num_layers - dense}")
     if not section.traits.expert_width and not size(section, "moe_ffn_hidden_size"):
         notes.append("moe_intermediate_size is not stated: intermediate_size is taken as the width of one expert")
     return notes
@@ -700,7 +725,10 @@ def _window_notes(section: Section) -> list[str]:
 
 def ignored(section: Section) -> tuple[str, ...]:
     """One line for each part of the file's model that the read model does not hold."""
-    return (*section.left_out, *section.traits.unmodelled, *_bias_notes(section), *_doubtful(section))
+    traits = section.traits
+    wide_norm = traits.full_width_qk_norm and flag(section, traits.qk_norm)
+    norm_notes = ["query and key norms span the full projection and are counted as spanning one head"] if wide_norm else []
+    return (*section.left_out, *traits.unmodelled, *norm_notes, *_bias_notes(section), *_doubtful(section))
 
 
 def _bias_notes(section: Section) -> list[str]:

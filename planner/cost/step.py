@@ -228,7 +228,8 @@ def _data_seconds(
 ) -> Floats:
     """Exposed reduction of the stage's gradients and gathering of its parameters, once per step (ZeRO-3: in its layers).
 
-    ZeRO-2 without a pipeline scatters every micro-batch's gradients, each behind its own backward.
+    ZeRO-2 without a pipeline scatters every micro-batch's gradients, each behind its own backward, which it disturbs
+    as ZeRO-3's transfers do.
     """
     s, zero = job.software, x.zero_stage
     replicas = comm.data_group(net, x.tensor_parallel, x.context_parallel, x.data_parallel)
@@ -243,8 +244,10 @@ def _data_seconds(
     reduce = over_replicas(s.reduce_bytes)
     gather = np.where(zero == 0, reduce, over_replicas(s.weight_bytes))
     exposed = comm.gradient_seconds(job, reduce, gather, backward, forward, fill, zero)
-    each_time = (zero == 2) & (x.pipeline_parallel == 1)
-    exposed = exposed + np.where(each_time, (m - 1) * np.maximum(reduce - job.physics.data_window * backward, 0.0), 0.0)
+    each_time = (zero == 2) & (x.pipeline_parallel == 1) & (replicas.size > 1)
+    late = np.maximum(reduce - job.physics.data_window * backward, 0.0)
+    disturbed = job.physics.fsdp_disturbance * s.reduce_bytes * params.whole / job.link_bytes_per_s
+    exposed = exposed + np.where(each_time, (m - 1) * late + m * disturbed, 0.0)
     tied: Number = 0.0
     if job.model.tied_embeddings:
         words = parameters.padded_vocabulary(job.model, x.tensor_parallel, s.vocab_multiple) * job.model.hidden_size

@@ -1,0 +1,1 @@
+"""Exact top rows of every scenario, renewed by ``python -m tests.golden.renew``."""
