@@ -31,7 +31,7 @@ def least_state_bytes(stack: Software, zero_stages: Iterable[int], optimizer: st
     """
     highest = max(zero_stages)
     gradient = 0.0 if stack.lazy_gradients else stack.gradient_bytes
-    states = max(stack.optimizer_bytes + OPTIMIZERS[optimizer], 0.0)
+    states = max(min(stack.optimizer_bytes, stack.moe_optimizer_bytes) + OPTIMIZERS[optimizer], 0.0)
     whole, sharded = [stack.weight_bytes, gradient, states], [0.0, 0.0, 0.0]
     if highest >= 1:
         whole[2], sharded[2] = 0.0, states

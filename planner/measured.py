@@ -29,7 +29,8 @@ class Run:
     family: str
     job: Job
     layout: Layout
-    recompute_known: bool
+    settings_known: bool
+    """Recompute is stated and nothing is offloaded to the host: the peak is the layout's own."""
     step_seconds: float
     """Measured; nan when the source states none."""
     peak_bytes: float
@@ -78,43 +79,74 @@ def stack_name(row: Row) -> str:
     return "megatron-core"
 
 
+OVERLAPPED_TENSOR = 0.34
+"""Exposed share of tensor-parallel transfers under user buffers or async tensor parallelism (fitted, x/1.32)."""
+
+GRAPHS = {"partial": "partial", "full_iteration": "full", "yes": "full"}
+
+
 def software(row: Row) -> Software:
     """The row's software profile with the settings that it states itself."""
     base = load.find(Software, stack_name(row))
-    changes: dict[str, object] = {}
-    kernel = row.get("attention_kernel", "")
-    if kernel:
-        changes["attention_kernel"] = kernel
-    elif row.get("flash_attention") == "0" and base.flash_attention:
-        changes["attention_kernel"] = "fused_softmax"
-    elif row.get("flash_attention") == "1" and not base.flash_attention:
-        changes["attention_kernel"] = "flash2"
-    elif not row.get("flash_attention") and not base.flash_attention and number(row, "year", 2024) >= 2023:
-        if base.name != "megatron-lm-2022":
-            changes["attention_kernel"] = "flash1"
-    if row.get("norm_kernel"):
-        changes["eager_norm"] = row["norm_kernel"] == "eager"
-        if base.name == "aa-scaling-2023" and row["norm_kernel"] == "fused":
-            changes["norm_input_bytes"] = 10.0
-    elif base.name == "fsdp1":
-        changes["eager_norm"] = row.get("gated_mlp") == "1"
+    changes: dict[str, object] = {**_kernels(row, base), **_overlap(row), **_states(row, base)}
     if row.get("compiled") == "1":
         changes["compiled"] = True
-    graphs = {"partial": "partial", "full_iteration": "full", "yes": "full"}.get(row.get("cuda_graphs", ""))
-    if graphs:
-        changes["cuda_graphs"] = graphs
+    if row.get("cuda_graphs") in GRAPHS:
+        changes["cuda_graphs"] = GRAPHS[row["cuda_graphs"]]
+    changes["fp8_rowwise"] = row.get("fp8_recipe") == "rowwise"
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _kernels(row: Row, base: Software) -> dict[str, object]:
+    """Attention and norm kernels, as stated or as the year suggests."""
+    changes: dict[str, object] = {}
+    flash, year = row.get("flash_attention"), number(row, "year", 2024)
+    if row.get("attention_kernel"):
+        changes["attention_kernel"] = row["attention_kernel"]
+    elif flash == "0" and base.flash_attention:
+        changes["attention_kernel"] = "fused_softmax"
+    elif flash == "1" and not base.flash_attention:
+        changes["attention_kernel"] = "flash2"
+    elif not flash and not base.flash_attention and year >= 2023 and base.name != "megatron-lm-2022":
+        changes["attention_kernel"] = "flash1"
+    if row.get("norm_kernel"):
+        changes["eager_norm"] = row["norm_kernel"] == "eager"
+        if base.norm_input_bytes > FUSED_NORM_BYTES and row["norm_kernel"] == "fused":
+            changes["norm_input_bytes"] = FUSED_NORM_BYTES
+    elif base.name == "fsdp1":
+        changes["eager_norm"] = row.get("gated_mlp") == "1"
+    return changes
+
+
+FUSED_NORM_BYTES = 10.0
+"""Kept per token and channel where a fused kernel replaced the eager norm of a stack."""
+
+
+def _overlap(row: Row) -> dict[str, object]:
+    """What the row says of overlap."""
+    told = row.get("overlap", "").lower()
+    changes: dict[str, object] = {}
+    if "tp comm overlap" in told or "async tp" in told:
+        changes.update(tensor_exposed_forward=OVERLAPPED_TENSOR, tensor_exposed_backward=OVERLAPPED_TENSOR)
+    if told.startswith("none"):
+        changes.update(data_overlap=False, tensor_exposed_backward=1.07)
+    return changes
+
+
+def _states(row: Row, base: Software) -> dict[str, object]:
+    """Bytes of gradients and optimizer that the row's precision or words imply."""
+    changes: dict[str, object] = {}
     if row.get("gradient_bytes"):
-        changes["gradient_bytes"] = number(row, "gradient_bytes")
-        changes["reduce_bytes"] = number(row, "gradient_bytes")
-    overlap = row.get("overlap", "")
-    if "tp comm overlap" in overlap or "async TP" in overlap:
-        changes["tensor_exposed_forward"] = changes["tensor_exposed_backward"] = 0.34
+        changes["gradient_bytes"] = changes["reduce_bytes"] = number(row, "gradient_bytes")
     if base.name == "megatron-deepspeed-2022":
         if row.get("precision") == "bf16":
-            changes.update(gradient_bytes=8.0, reduce_bytes=4.0, optimizer_bytes=12.0)
+            changes.update(gradient_bytes=8.0, reduce_bytes=4.0, optimizer_bytes=12.0, moe_optimizer_bytes=12.0)
         if number(row, "year", 2024) >= 2023:
             changes["tensor_exposed_backward"] = 0.67
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    return changes
+
+
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def model(row: Row) -> Model:
@@ -125,10 +157,9 @@ def model(row: Row) -> Model:
     gated = row.get("gated_mlp") == "1"
     experts = int(number(row, "num_experts", 0))
     moe_layers = int(number(row, "num_moe_layers", layers)) if experts else 0
-    latent = {}
-    if known and known.kv_lora_rank:
-        names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        latent = {name: getattr(known, name) for name in names}
+    shared = {name: getattr(known, name) for name in (LATENT if known and known.kv_lora_rank else ())}
+    if known and known.num_layers == layers and known.gated_mlp == gated:
+        shared |= {name: getattr(known, name) for name in ("qk_norm", "norms_per_layer", "sliding_window", "num_window_layers")}
     try:
         return Model(
             name=row.get("model", "") or row["id"],
@@ -136,7 +167,7 @@ def model(row: Row) -> Model:
             hidden_size=hidden,
             num_attention_heads=heads,
             num_key_value_heads=int(number(row, "num_key_value_heads", 0)),
-            head_dim=int(number(row, "head_dim", known.head_dim if known and not latent else hidden // heads)),
+            head_dim=int(number(row, "head_dim", known.head_dim if known and not known.kv_lora_rank else hidden // heads)),
             ffn_hidden_size=int(number(row, "ffn_hidden_size", 0 if moe_layers == layers else None)),
             gated_mlp=gated,
             vocab_size=int(number(row, "vocab_size", 51200)),
@@ -150,7 +181,7 @@ def model(row: Row) -> Model:
             moe_ffn_hidden_size=int(number(row, "moe_ffn_hidden_size", 0)),
             num_shared_experts=int(number(row, "num_shared_experts", 0)),
             num_dense_layers=layers - moe_layers if experts else 0,
-            **latent,
+            **shared,
         )
     except InputError as error:
         raise Unusable(f"shape: {error}") from None
@@ -181,6 +212,14 @@ def gpu(row: Row) -> Gpu:
         raise Unusable(f"gpu '{row.get('gpu')}' is not in the catalogue") from None
 
 
+def precision(row: Row, card: Gpu) -> str:
+    """The stated precision; an MLPerf entry of 2025 that states none runs in the lowest that its card offers."""
+    stated = row.get("precision", "")
+    if not stated and "mlperf" in row["framework"].lower() and number(row, "year", 2024) >= 2025:
+        return "nvfp4" if card.peak_fp4_flops else "fp8" if card.peak_fp8_flops else ""
+    return "fp16" if stated == "bf16" and not card.peak_bf16_flops else stated
+
+
 def cluster(row: Row, card: Gpu) -> Cluster:
     """The row's wiring: stated values before the card's usual cluster."""
     usual = load.find(Cluster, card.default_cluster)
@@ -206,8 +245,8 @@ def layout(row: Row, num_layers: int) -> Layout:
     gpus = int(number(row, "num_gpus"))
     data = int(number(row, "data_parallel", gpus // max(tensor * pipeline * size["context_parallel"], 1)))
     told = row.get("schedule", "").split(" ")[0]
-    if told in ("zb-2p", "v-half", "v-min", "zb") or row.get("offload"):
-        raise Unusable(f"schedule '{told}'" if not row.get("offload") else "offload")
+    if told in ("v-half", "v-min"):
+        raise Unusable(f"schedule '{told}'")
     virtual = size["virtual_pipeline"]
     schedule = SCHEDULE_NAMES.get(told, "interleaved_1f1b" if virtual > 1 else "1f1b")
     if schedule == "zero_bubble_v":
@@ -235,6 +274,15 @@ def layout(row: Row, num_layers: int) -> Layout:
     )
 
 
+NO_OFFLOAD = re.compile(r"offload\w* (false|0 ?%|not used)|offload fraction 0 ?%|offload passes disabled", re.IGNORECASE)
+
+
+def offloads(row: Row) -> bool:
+    """Whether the run moves states or activations to the host."""
+    mentioned = bool(row.get("offload")) or "offload" in row.get("recompute", "")
+    return mentioned and not NO_OFFLOAD.search(row.get("notes", ""))
+
+
 UNITS = {"GiB": 2.0**30, "GB (1e9)": 1e9, "GB": 2.0**30, "": 2.0**30}
 
 
@@ -251,7 +299,7 @@ def run_of(row: Row) -> Run:
         num_gpus=int(number(row, "num_gpus")),
         seq_len=int(number(row, "seq_len")),
         global_batch_size=int(number(row, "global_batch_size")),
-        precision=row.get("precision", ""),
+        precision=precision(row, card),
         sequence_parallel=row.get("sequence_parallel") != "0",
     )
     job = dataclasses.replace(job, layers_per_stage=tuple(int(n) for n in stated.split(",")) if stated else ())
@@ -266,7 +314,7 @@ def run_of(row: Row) -> Run:
         family=row["family"],
         job=job,
         layout=chosen,
-        recompute_known=bool(row.get("recompute")),
+        settings_known=bool(row.get("recompute")) and not offloads(row),
         step_seconds=number(row, "step_seconds", math.nan),
         peak_bytes=number(row, "peak_memory_gb", math.nan) * UNITS[row.get("memory_unit", "")],
         memory_kind=row.get("memory_kind", ""),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v", "dualpipe")
+SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_2p", "zero_bubble_v", "dualpipe")
 V_SHAPED = ("zero_bubble_v", "dualpipe")
 """Schedules whose stage holds two chunks, the second in reverse order: the last chunk sits on the first stage."""
 

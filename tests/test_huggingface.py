@@ -551,17 +551,19 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("arbitrary") / "config.json"
 
 
+@settings(deadline=None)
 @given(content=st.binary(max_size=200))
 def test_arbitrary_bytes_raise_nothing_but_input_errors(content: bytes, scratch: Path) -> None:
     never_fails_otherwise(scratch, content)
 
 
+@settings(deadline=None)
 @given(value=VALUES)
 def test_arbitrary_json_raises_nothing_but_input_errors(value: Any, scratch: Path) -> None:
     never_fails_otherwise(scratch, json.dumps(value).encode())
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(
     base=st.sampled_from([LLAMA, MOE, MLA]),
     model_type=MODEL_TYPES,
@@ -578,7 +580,7 @@ SMALL = st.dictionaries(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(base=st.sampled_from([LLAMA, MOE, MLA]), model_type=MODEL_TYPES, changes=SMALL)
 def test_small_numbers_under_known_keys_give_a_countable_model_or_an_input_error(
     base: dict[str, Any], model_type: str, changes: dict[str, Any], scratch: Path

@@ -81,9 +81,8 @@ DROPOUT_KEYS = ("resid_pdrop", "hidden_dropout", "residual_dropout", "dropout")
 PLAIN_ACTIVATIONS = ("relu", "relu2", "gelu_new", "gelu_fast")
 """Activations that a model of unknown type is taken to use without a gate."""
 DOUBTFUL = re.compile(r"expert|moe_|mamba|ssm_|lora|mtp|^index_n|^index_head")
-HARMLESS = re.compile(
-    r"coef|loss|router|scal|norm|type|impl|jitter|capacity|group|drop|weights|ep_size|token|lora_(alpha|config)"
-)
+HARMLESS = re.compile(r"coef|loss|router|scal|norm|type|impl|jitter|capacity|group|drop|weights|ep_size|token")
+"""Keys that sound as if they changed the model's size (DOUBTFUL) and do not (HARMLESS)."""
 MAX_NOTES = 10
 
 
@@ -122,6 +121,8 @@ class Traits:
     """Multi-head latent attention: kv_lora_rank must be stated."""
     expert_width: str = "moe_ffn_hidden_size"
     """Field whose key holds the expert width; "" = moe_intermediate_size where stated, else intermediate_size."""
+    dense_width: str = "ffn_hidden_size"
+    """Field whose key holds the width of the dense MLP."""
     window_switch: Switch = WINDOW_ON
     full_every: int = 0
     """One layer in so many has full attention where the file lists no layer types; 0 = all layers are windowed."""
@@ -261,8 +262,8 @@ def _gpt_bigcode(section: Section) -> dict[str, int]:
 
 
 def _llama4(section: Section) -> dict[str, int]:
-    """Its dense layers have a width of their own, each expert layer a shared expert. Source: Llama4TextMoe."""
-    return {"dense_width": size(section, "intermediate_size_mlp"), "num_shared_experts": 1}
+    """Each of its expert layers has one shared expert. Source: Llama4TextMoe."""
+    return {"num_shared_experts": int(size(section, "num_experts") > 0)}
 
 
 ATTENTION, BIAS = Switch("attention_bias"), Switch("use_bias", True)
@@ -283,6 +284,7 @@ TRAITS: dict[str, Traits] = {
     "llama4_text": replace(
         ATTENTION_BIASED,
         expert_width=INTERMEDIATE,
+        dense_width="intermediate_size_mlp",
         full_every=4,
         defaults={"head_dim": 128, "intermediate_size_mlp": 16384},
         derive=_llama4,
@@ -451,9 +453,7 @@ def type_of(path: Path, prefix: str, keys: Mapping[str, Any]) -> str:
     if value is not None and not isinstance(value, str):
         raise InputError(f"{path}: {prefix}model_type = {show(value)} must be a text such as 'llama'")
     if value in REFUSED_TYPES:
-        raise InputError(
-            f"{path}: {prefix}model_type = {show(value)}: {REFUSED_TYPES[value]}, must be a decoder-only transformer"
-        )
+        raise InputError(f"{path}: {prefix}model_type = {show(value)}: {REFUSED_TYPES[value]}; {LEGAL_KIND}")
     return value or ""
 
 
@@ -603,7 +603,7 @@ def bias_fields(section: Section, *, has_dense: bool) -> dict[str, bool]:
 def mlp_width(section: Section) -> int:
     """Width of the dense MLP. Raises InputError."""
     multiple = section.traits.ffn_multiple * needed(section, "hidden_size")
-    return size(section, "ffn_hidden_size") or multiple or needed(section, "ffn_hidden_size")
+    return size(section, section.traits.dense_width) or multiple or needed(section, section.traits.dense_width)
 
 
 def has_dropout(section: Section) -> bool:
@@ -649,21 +649,17 @@ def fields_of(section: Section) -> dict[str, Any]:
     """All fields of the model but its name and source. Raises InputError."""
     shape = shape_fields(section)
     num_layers = shape["num_layers"]
-    derived = section.traits.derive(section)
     experts = expert_fields(section, num_layers)
     has_dense = not experts or experts["num_dense_layers"] > 0
-    dense_width = derived.pop("dense_width", 0)
-    if not experts:
-        derived.pop("num_shared_experts", 0)
     return {
         **shape,
         **trait_fields(section),
         **bias_fields(section, has_dense=has_dense),
         **window_fields(section, num_layers),
         **experts,
-        "ffn_hidden_size": (dense_width or mlp_width(section)) if has_dense else 0,
+        "ffn_hidden_size": mlp_width(section) if has_dense else 0,
         **latent_fields(section),
-        **derived,
+        **section.traits.derive(section),
     }
 
 
@@ -672,8 +668,7 @@ def fields_of(section: Section) -> dict[str, Any]:
 
 def assumed(section: Section) -> tuple[str, ...]:
     """One line for each thing that the file does not say."""
-    notes = (*_type_notes(section), *_default_notes(section), *_moe_notes(section), *_window_notes(section))
-    return tuple(notes)
+    return (*_type_notes(section), *_default_notes(section), *_moe_notes(section), *_window_notes(section))
 
 
 def _type_notes(section: Section) -> list[str]:
@@ -686,13 +681,10 @@ def _type_notes(section: Section) -> list[str]:
 
 def _default_notes(section: Section) -> list[str]:
     traits = section.traits
-    needs = [
-        field for field in traits.defaults if not (traits.latent and field == "head_dim") and stated(section, field) is None
-    ]
-    if not size(section, "num_experts"):
-        needs = [field for field in needs if field != "intermediate_size_mlp"]
     notes = [
-        f"{KEYS[field][0]} is not stated: {traits.defaults[field]}, the default of {section.model_type}" for field in needs
+        f"{KEYS[name][0]} is not stated: {value}, the default of {section.model_type}"
+        for name, value in traits.defaults.items()
+        if stated(section, name) is None
     ]
     if section.keys.get("tie_word_embeddings") is None:
         notes.append(f"tie_word_embeddings is not stated: {str(traits.tied).lower()}, as usual for this type")

@@ -247,6 +247,8 @@ class Software:
     """"none", "partial" or "full" (whole iteration)."""
     attention_kernel: str = "fused"
     """"flash1", "flash2", "fused" (cuDNN, TE, FA3), or not flash: "fused_softmax", "torch"."""
+    fp8_rowwise: bool = False
+    """8-bit products are scaled per row instead of per tensor."""
     selective_recompute: str = "core"
     """What "selective" means: "core" (attention only) or "ops" (every second matrix product is kept)."""
     tensor_exposed_forward: float
@@ -271,6 +273,8 @@ class Software:
     """Bytes per parameter in gradient reduction; 0 in a file means gradient_bytes."""
     optimizer_bytes: float
     """Master weights and moments per parameter."""
+    moe_optimizer_bytes: float = 0.0
+    """The same for mixtures of experts, whose recipes may keep moments in half precision; 0 in a file means the same."""
     optimizer_step_bytes: float = 0.0
     """Temporary copies per parameter while the optimizer steps (unsharded by ZeRO-1 where states are)."""
     sharded_weights_bytes: float = 0.0
@@ -329,6 +333,8 @@ class Software:
             require(value in legal, f"{where}: {key} = '{value}' is not one of {', '.join(legal)}")
         if not self.reduce_bytes:
             object.__setattr__(self, "reduce_bytes", self.gradient_bytes)
+        if not self.moe_optimizer_bytes:
+            object.__setattr__(self, "moe_optimizer_bytes", self.optimizer_bytes)
         if not self.sharded_weights_bytes:
             object.__setattr__(self, "sharded_weights_bytes", self.weight_bytes)
 

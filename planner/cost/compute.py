@@ -38,11 +38,12 @@ def rates_of(job: Job) -> Rates:
     g, s = job.generation, job.software
     peak = job.gpu.peak_bf16_flops if job.precision != "fp16" and job.gpu.peak_bf16_flops else job.gpu.peak_fp16_flops
     peak *= job.gpu.sustained_share
+    eight_bit = 2 * g.fp8_share / g.matmul_efficiency * (g.rowwise_factor if s.fp8_rowwise else 1.0)
     gains = {"bf16": 1.0, "fp16": 1.0, "nvfp4": 4 * g.fp4_share * job.gpu.fp4_boost / g.matmul_efficiency}
     kernel = s.attention_kernel if s.flash_attention else "fused"
     return Rates(
         flops=peak * g.matmul_efficiency * s.matmul_quality,
-        linear_gain=gains.get(job.precision, 2 * g.fp8_share / g.matmul_efficiency),
+        linear_gain=gains.get(job.precision, eight_bit),
         cast_bytes=g.cast_bytes if job.low_precision else 0.0,
         hbm=job.gpu.hbm_bytes_per_s * g.hbm_efficiency,
         attention_flops=peak * getattr(g, kernel),

@@ -222,7 +222,8 @@ def state_bytes(job: Job, x: Columns, params: Params) -> tuple[Floats, Floats, F
     weights = np.where(zero == 3, s.sharded_weights_bytes * sharded, s.weight_bytes * whole)
     split_gradients = (zero >= 2) & s.sharded_gradients & ((x.pipeline_parallel == 1) | (not s.pipeline_whole_gradients))
     gradients = s.gradient_bytes * np.where(split_gradients, sharded, whole)
-    optimizer = max(s.optimizer_bytes + OPTIMIZERS[job.optimizer], 0.0) * after_zero1
+    states = s.moe_optimizer_bytes if job.model.num_experts else s.optimizer_bytes
+    optimizer = max(states + OPTIMIZERS[job.optimizer], 0.0) * after_zero1
     if s.sharded_weights_bytes > s.weight_bytes:
         # the master weights are the shards themselves: below ZeRO-3 they sit beside the working copy
         optimizer = optimizer + s.sharded_weights_bytes * np.where(zero == 3, 0.0, after_zero1)

@@ -24,7 +24,7 @@ from planner.units import GIB, MIB
 
 WIDTH = 100
 STYLE = {"fits": "green", "at risk": "yellow", "out of memory": "red"}
-SCHEDULE_LETTER = {"gpipe": "g", "zero_bubble_h1": "h", "zero_bubble_v": "z", "dualpipe": "d"}
+SCHEDULE_LETTER = {"gpipe": "g", "zero_bubble_h1": "h", "zero_bubble_2p": "2", "zero_bubble_v": "z", "dualpipe": "d"}
 SHORT_VERDICT = {"fits": "fits", "at risk": "risk", "out of memory": "OOM"}
 
 
