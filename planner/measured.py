@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.catalogue import load
-from planner.catalogue.schema import Cluster, Gpu, Model, Software
+from planner.catalogue.schema import RECOMPUTE_MODULES, Cluster, Gpu, Model, Software
 from planner.errors import InputError
 from planner.scenario import Job, make_job
 from solver.layout import Layout
@@ -29,8 +29,9 @@ class Run:
     family: str
     job: Job
     layout: Layout
-    settings_known: bool
-    """Recompute is stated and nothing is offloaded to the host: the peak is the layout's own."""
+    recompute_known: bool
+    offloads: bool
+    """States or activations are moved to the host: the peak is not the layout's own."""
     step_seconds: float
     """Measured; nan when the source states none."""
     peak_bytes: float
@@ -93,6 +94,10 @@ def software(row: Row) -> Software:
         changes["compiled"] = True
     if row.get("cuda_graphs") in GRAPHS:
         changes["cuda_graphs"] = GRAPHS[row["cuda_graphs"]]
+    changes["token_drop"] = bool(re.search(r"token-?drop", f"{row.get('model', '')} {row.get('notes', '')}"))
+    modules = tuple(name for name in RECOMPUTE_MODULES if re.search(rf"(?<!\w){name}(?!\w)", row.get("recompute", "")))
+    if modules:
+        changes["recompute_modules"] = modules
     changes["fp8_rowwise"] = row.get("fp8_recipe") == "rowwise"
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
@@ -286,8 +291,19 @@ def offloads(row: Row) -> bool:
 UNITS = {"GiB": 2.0**30, "GB (1e9)": 1e9, "GB": 2.0**30, "": 2.0**30}
 
 
+HYBRID = re.compile(r"mamba|hybrid(?!ep)|nemotron[-_ ]?(h\b|3|v3)", re.IGNORECASE)
+"""Models with state-space layers, which this vocabulary of layers cannot say."""
+
+
 def run_of(row: Row) -> Run:
     """A row ready to be predicted. Raises Unusable with the reason."""
+    told = f"{row.get('model', '')} {row.get('notes', '')}"
+    if HYBRID.search(told):
+        raise Unusable("hybrid (state-space) layers")
+    if "unpacked" in told:
+        raise Unusable("tokens unknown: samples are not packed")
+    if row.get("num_experts") and not row.get("expert_parallel"):
+        raise Unusable("no expert_parallel")
     shape, card = model(row), gpu(row)
     chosen = layout(row, shape.num_layers)
     stated = row.get("layers_per_stage", "")
@@ -314,7 +330,8 @@ def run_of(row: Row) -> Run:
         family=row["family"],
         job=job,
         layout=chosen,
-        settings_known=bool(row.get("recompute")) and not offloads(row),
+        recompute_known=bool(row.get("recompute")),
+        offloads=offloads(row),
         step_seconds=number(row, "step_seconds", math.nan),
         peak_bytes=number(row, "peak_memory_gb", math.nan) * UNITS[row.get("memory_unit", "")],
         memory_kind=row.get("memory_kind", ""),

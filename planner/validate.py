@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,9 +16,9 @@ import numpy as np
 from planner.cost import memory
 from planner.cost.arrays import Floats
 from planner.cost.estimate import memory_of, time_of
-from planner.errors import InputError
+from planner.errors import InputError, nearest
 from planner.measured import Run, Unusable, run_of
-from solver.layout import columns_of
+from solver.layout import Layout, columns_of
 
 NOISY = ("bs-other", "tr3", "tr8", "mbskill")
 """Families whose source reports scatter of 40 % or times single launch-bound iterations: reported apart."""
@@ -37,6 +38,9 @@ class Prediction:
     memory_bytes: float
     """Of the kind that the source measured: tensors, reserved, or the whole device."""
     verdict: int
+    """Index into planner.cost.memory.VERDICTS."""
+    fits: bool
+    """Need at most the usable memory: the verdict without its middle state."""
 
     @property
     def step_error(self) -> float:
@@ -75,7 +79,11 @@ def runs_of(rows: Iterable[Mapping[str, str]], skipped: Counter[str]) -> Iterato
 
 
 def predict(run: Run) -> Prediction:
-    """Step time, memory of the measured kind, and verdict of one run."""
+    """Step time, memory of the measured kind, and verdict of one run.
+
+    Where recompute is not stated the verdict takes the setting that needs less: out of memory is never said on an
+    assumed "none", and what depends on the setting is at risk.
+    """
     x = columns_of([run.layout])
     found = memory_of(run.job, x)
     by_kind = {
@@ -84,7 +92,20 @@ def predict(run: Run) -> Prediction:
         "device": memory.reserved_bytes(run.job, found.parts) + found.parts.context,
     }
     seconds = float(time_of(run.job, x).total[0]) if run.step_seconds > 0 else math.nan
-    return Prediction(run, seconds, float(by_kind.get(run.memory_kind, by_kind["allocated"])[0]), int(found.verdict[0]))
+    verdict, need = int(found.verdict[0]), float(found.need_bytes[0])
+    if not run.recompute_known:
+        least = memory_of(run.job, columns_of([fully_recomputed(run)]))
+        verdict = verdict if verdict == int(least.verdict[0]) else 1
+        need = min(need, float(least.need_bytes[0]))
+    measured = float(by_kind.get(run.memory_kind, by_kind["allocated"])[0])
+    return Prediction(run, seconds, measured, verdict, need <= run.job.gpu.memory_bytes)
+
+
+def fully_recomputed(run: Run) -> Layout:
+    """The run's layout with every layer recomputed."""
+    layout = run.layout
+    depth = -(-run.job.model.num_layers // (layout.pipeline_parallel * layout.virtual_pipeline))
+    return dataclasses.replace(layout, recompute="full", recompute_layers=depth)
 
 
 def scored(errors: list[float]) -> dict[str, Any]:
@@ -163,22 +184,23 @@ def ranking(predictions: list[Prediction]) -> dict[str, Any]:
     }
 
 
-def verdict_of(prediction: Prediction) -> bool | None:
-    """Whether the model says that the run fits: need against the card, at risk decided by the limit itself."""
-    return prediction.verdict
-
-
 def verdicts(predictions: list[Prediction]) -> dict[str, Any]:
-    """Outcomes against verdicts. A run at risk is counted right either way, and counted apart."""
-    false_fits = sum(p.run.out_of_memory and p.verdict == 0 for p in predictions)
-    false_ooms = sum(not p.run.out_of_memory and p.verdict == 2 for p in predictions)
+    """Outcomes against verdicts: with the limit alone, and in three states with what is at risk counted apart."""
     rows = len(predictions)
+    false_fits = sum(p.run.out_of_memory and p.fits for p in predictions)
+    false_ooms = sum(not p.run.out_of_memory and not p.fits for p in predictions)
     return {
         "rows": rows,
         "accuracy": 1.0 - (false_fits + false_ooms) / rows if rows else None,
         "false_fits": int(false_fits),
         "false_ooms": int(false_ooms),
-        "at_risk": int(sum(p.verdict == 1 for p in predictions)),
+        "three_states": {
+            "fits": sum(p.verdict == 0 for p in predictions),
+            "fits_that_ran_out": sum(p.verdict == 0 and p.run.out_of_memory for p in predictions),
+            "at_risk": sum(p.verdict == 1 for p in predictions),
+            "out_of_memory": sum(p.verdict == 2 for p in predictions),
+            "out_of_memory_that_ran": sum(p.verdict == 2 and not p.run.out_of_memory for p in predictions),
+        },
     }
 
 
@@ -188,8 +210,6 @@ def validate(rows: list[dict[str, str]], family: str | None = None) -> dict[str,
     if family is not None:
         known = sorted({row["family"] for row in rows})
         if family not in known:
-            from planner.errors import nearest
-
             raise InputError(f"no family called '{family}' in the runs file{nearest(family, known)}")
         rows = [row for row in rows if row["family"] == family]
     predictions = [predict(run) for run in runs_of(rows, skipped)]
@@ -199,14 +219,14 @@ def validate(rows: list[dict[str, str]], family: str | None = None) -> dict[str,
 def report(predictions: list[Prediction], skipped: Counter[str]) -> dict[str, Any]:
     """Measures of a list of predictions."""
     timed = [p for p in predictions if p.run.step_seconds > 0 and not p.run.out_of_memory]
-    weighed = [p for p in predictions if p.run.peak_bytes > 0 and p.run.settings_known and not p.run.out_of_memory]
-    judged = [p for p in predictions if p.run.settings_known]
+    own_peak = [p for p in predictions if not p.run.offloads]
+    weighed = [p for p in own_peak if p.run.peak_bytes > 0 and p.run.recompute_known and not p.run.out_of_memory]
     return {
         "step_time": by_family(timed, "step_error"),
         "memory": by_family(weighed, "memory_error"),
         "memory_allocated": by_family([p for p in weighed if p.run.memory_kind == "allocated"], "memory_error"),
         "ranking": ranking(timed),
-        "verdict": verdicts(judged),
+        "verdict": verdicts(own_peak),
         "skipped": dict(sorted(skipped.items())),
         "rows": [_row(p) for p in predictions],
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planner.errors import InputError
 
+RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "moe", "mla_up_proj", "shared_experts")
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 
 
@@ -249,8 +250,10 @@ class Software:
     """"flash1", "flash2", "fused" (cuDNN, TE, FA3), or not flash: "fused_softmax", "torch"."""
     fp8_rowwise: bool = False
     """8-bit products are scaled per row instead of per tensor."""
-    selective_recompute: str = "core"
-    """What "selective" means: "core" (attention only) or "ops" (every second matrix product is kept)."""
+    selective_recompute: str = "modules"
+    """What "selective" means: "modules" (those named next) or "ops" (every second matrix product is kept)."""
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    """Modules that a selective recompute runs again: core_attn, mlp, layernorm, moe_act, moe, mla_up_proj, shared_experts."""
     tensor_exposed_forward: float
     tensor_exposed_backward: float
     """Shares of the tensor-parallel transfers that compute does not hide."""
@@ -327,10 +330,12 @@ class Software:
             ("framework", ("megatron", "torchtitan", "deepspeed", "other")),
             ("cuda_graphs", ("none", "partial", "full")),
             ("attention_kernel", ("flash1", "flash2", "fused", "fused_softmax", "torch")),
-            ("selective_recompute", ("core", "ops")),
+            ("selective_recompute", ("modules", "ops")),
         ):
             value = getattr(self, key)
             require(value in legal, f"{where}: {key} = '{value}' is not one of {', '.join(legal)}")
+        for module in self.recompute_modules:
+            require(module in RECOMPUTE_MODULES, f"{where}: recompute_modules has '{module}', not one of {', '.join(RECOMPUTE_MODULES)}")
         if not self.reduce_bytes:
             object.__setattr__(self, "reduce_bytes", self.gradient_bytes)
         if not self.moe_optimizer_bytes:

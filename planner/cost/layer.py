@@ -34,6 +34,8 @@ class Kernels:
     linear_backward: Number
     attention_forward: Number
     attention_backward: Number
+    mlp_forward: Number
+    """The part of the linear forward that the MLP or the experts take."""
     elementwise_forward: Number
     elementwise_backward: Number
     accumulate: Number
@@ -132,6 +134,7 @@ def _kernels(
         linear_backward=linear[1] + mlp[1],
         attention_forward=attention[0],
         attention_backward=attention[1],
+        mlp_forward=mlp[0],
         elementwise_forward=elementwise,
         elementwise_backward=2.0 * elementwise,
         accumulate=compute.accumulate_seconds(job, r, weights),
@@ -215,8 +218,16 @@ def _again(forward_part: Number, zeros: Floats) -> Floats:
 
 def _recomputed(job: Job, kernels: Kernels) -> dict[str, Number]:
     """GPU seconds that a partial recompute adds inside the backward pass."""
-    selective = {
-        "core": kernels.attention_forward,
-        "ops": 0.5 * kernels.linear_forward + kernels.elementwise_forward,
-    }
-    return {RECOMPUTE[0]: 0.0 * kernels.attention_forward, RECOMPUTE[1]: selective[job.software.selective_recompute]}
+    nothing = 0.0 * kernels.attention_forward
+    if job.software.selective_recompute == "ops":
+        return {RECOMPUTE[0]: nothing, RECOMPUTE[1]: 0.5 * kernels.linear_forward + kernels.elementwise_forward}
+    modules = job.software.recompute_modules
+    again = nothing
+    if "core_attn" in modules:
+        again = again + kernels.attention_forward
+    if "moe" in modules or "mlp" in modules:
+        again = again + kernels.mlp_forward
+    if "mla_up_proj" in modules:
+        again = again + 0.5 * (kernels.linear_forward - kernels.mlp_forward)  # the up projections of queries, keys and values
+    small = 0.25 * len({"layernorm", "moe_act", "moe", "mlp", "shared_experts"} & set(modules))
+    return {RECOMPUTE[0]: nothing, RECOMPUTE[1]: again + min(small, 1.0) * kernels.elementwise_forward}

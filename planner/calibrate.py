@@ -1,0 +1,169 @@
+"""Fits the cost model's physical constants to measured step times: priors at the shipped values, robust, identifiable or not.
+
+The fit is a maximum a posteriori estimate in log space. A constant moves only as far as the data pull it away from its
+prior; how far its uncertainty shrank says whether the data identify it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.arrays import Floats
+from planner.cost.estimate import time_of
+from planner.measured import Run
+from planner.scenario import Job
+from solver.layout import columns_of
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant that a fit may move: which record holds it, and how well it is known beforehand."""
+
+    record: str
+    """"generation", "software" or "physics"."""
+    field: str
+    width: float
+    """Standard deviation of its logarithm before any data."""
+    most: float
+    """Largest factor up or down that a fit may apply."""
+
+
+CONSTANTS: tuple[Constant, ...] = (
+    Constant("generation", "matmul_efficiency", 0.06, 1.4),
+    Constant("generation", "hbm_efficiency", 0.10, 1.4),
+    Constant("generation", "flash1", 0.15, 1.8),
+    Constant("generation", "flash2", 0.12, 1.8),
+    Constant("generation", "fused", 0.12, 1.8),
+    Constant("generation", "fp8_share", 0.08, 1.4),
+    Constant("generation", "fp4_share", 0.12, 1.6),
+    Constant("generation", "rowwise_factor", 0.20, 1.8),
+    Constant("generation", "link_efficiency", 0.12, 1.5),
+    Constant("generation", "nic_efficiency", 0.10, 1.5),
+    Constant("software", "matmul_quality", 0.05, 1.5),
+    Constant("software", "elementwise_passes", 0.25, 2.0),
+    Constant("software", "launch_floor_seconds", 0.50, 4.0),
+    Constant("software", "fixed_step_seconds", 0.40, 4.0),
+    Constant("software", "tensor_exposed_forward", 0.20, 2.0),
+    Constant("software", "tensor_exposed_backward", 0.25, 2.5),
+    Constant("software", "expert_exposed", 0.30, 2.5),
+    Constant("physics", "wave_exponent", 0.25, 1.8),
+    Constant("physics", "grouped_factor", 0.12, 1.6),
+    Constant("physics", "misaligned_head_slowdown", 0.25, 2.0),
+    Constant("physics", "attention_head_exponent", 0.30, 2.0),
+    Constant("physics", "attention_sequence_half", 0.40, 3.0),
+    Constant("physics", "score_traffic_bytes", 0.20, 2.0),
+    Constant("physics", "torch_softmax_factor", 0.20, 2.0),
+    Constant("physics", "eager_norm_bytes", 0.20, 2.0),
+    Constant("physics", "compile_factor", 0.25, 2.0),
+    Constant("physics", "accumulate_share", 0.40, 3.0),
+    Constant("physics", "permutation_passes", 0.40, 3.0),
+    Constant("physics", "loss_traffic_bytes", 0.40, 3.0),
+    Constant("physics", "floor_tensor", 0.40, 3.0),
+    Constant("physics", "floor_tensor_wide", 0.40, 3.0),
+    Constant("physics", "moe_floor_seconds", 0.40, 3.0),
+    Constant("physics", "moe_floor_per_expert_seconds", 0.40, 3.0),
+    Constant("physics", "moe_floor_partial_graphs", 0.30, 2.0),
+    Constant("physics", "moe_floor_full_graphs", 0.40, 3.0),
+    Constant("physics", "context_exposed", 0.40, 3.0),
+    Constant("physics", "fsdp_disturbance", 0.35, 3.0),
+    Constant("physics", "fsdp_first_layer", 0.40, 3.0),
+    Constant("physics", "optimizer_traffic_bytes", 0.25, 2.0),
+    Constant("physics", "half_optimizer_traffic_bytes", 0.25, 2.0),
+    Constant("physics", "gradient_passes", 0.35, 2.5),
+    Constant("physics", "micro_batch_seconds", 0.40, 3.0),
+    Constant("physics", "straggler", 0.40, 3.0),
+    Constant("physics", "data_residue", 0.40, 3.0),
+)
+
+NOISE = 0.09
+"""Scatter of measured step times around a right model, as a logarithm."""
+
+STEP = 0.02
+"""Finite difference of a constant's logarithm."""
+
+Knob = tuple[str, str, Constant]
+"""(record kind, record name, constant)."""
+
+
+def knobs(runs: Sequence[Run]) -> list[Knob]:
+    """Every constant of every record that some run uses."""
+    found: dict[tuple[str, str, str], Knob] = {}
+    for run in runs:
+        for constant in CONSTANTS:
+            record = getattr(run.job, constant.record)
+            if getattr(record, constant.field) > 0:
+                found.setdefault((constant.record, record.name, constant.field), (constant.record, record.name, constant))
+    return [found[key] for key in sorted(found)]
+
+
+def adjusted(job: Job, logs: Mapping[tuple[str, str, str], float]) -> Job:
+    """The job with constants multiplied by exp of the given logarithms, keyed by record kind, record name and field."""
+    for kind in ("generation", "software", "physics"):
+        record = getattr(job, kind)
+        changes = {
+            field: getattr(record, field) * float(np.exp(log))
+            for (own_kind, name, field), log in logs.items()
+            if own_kind == kind and name == record.name and log
+        }
+        if changes:
+            job = dataclasses.replace(job, **{kind: dataclasses.replace(record, **changes)})
+    return job
+
+
+def log_seconds(run: Run, logs: Mapping[tuple[str, str, str], float]) -> float:
+    """Logarithm of the predicted step time under adjusted constants."""
+    return float(np.log(time_of(adjusted(run.job, logs), columns_of([run.layout])).total[0]))
+
+
+def key_of(knob: Knob) -> tuple[str, str, str]:
+    """What identifies a knob among adjustments."""
+    return knob[0], knob[1], knob[2].field
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Log predictions and their derivatives at one setting of the constants."""
+
+    logs: Floats
+    slopes: Floats
+    """Shape (runs, knobs)."""
+
+
+def linearise(runs: Sequence[Run], moving: Sequence[Knob], at: Floats) -> Linear:
+    """Predictions and derivatives by finite differences; a constant touches only the runs that use its record."""
+    settings = {key_of(knob): float(log) for knob, log in zip(moving, at, strict=True)}
+    base = np.array([log_seconds(run, settings) for run in runs])
+    slopes = np.zeros((len(runs), len(moving)))
+    for column, knob in enumerate(moving):
+        kind, name, _ = knob
+        shifted = {**settings, key_of(knob): settings[key_of(knob)] + STEP}
+        for row, run in enumerate(runs):
+            if getattr(run.job, kind).name == name:
+                slopes[row, column] = (log_seconds(run, shifted) - base[row]) / STEP
+    return Linear(base, slopes)
+
+
+def solve(linear: Linear, at: Floats, measured: Floats, weights: Floats, widths: Floats, limits: Floats) -> tuple[Floats, Floats]:
+    """One robust Gauss-Newton solution in log space: the new constants and their posterior standard deviations.
+
+    Cauchy weights at NOISE keep a wrong row from pulling; the prior sits at 0 with the given widths.
+    """
+    new = at.copy()
+    for _ in range(8):
+        residual = measured - (linear.logs + linear.slopes @ (new - at))
+        robust = weights / (1.0 + (residual / NOISE) ** 2)
+        normal = (linear.slopes * robust[:, None]).T @ linear.slopes / NOISE**2 + np.diag(widths**-2)
+        target = measured - linear.logs + linear.slopes @ at
+        new = np.linalg.solve(normal, (linear.slopes * robust[:, None]).T @ target / NOISE**2)
+        new = np.clip(new, -limits, limits)
+    return new, np.sqrt(np.diag(np.linalg.inv(normal)))
+
+
+def family_weights(families: Sequence[str]) -> Floats:
+    """Weights that give a family of n rows a total of n^0.4: large tables inform, but do not drown the small ones."""
+    names, inverse, counts = np.unique(np.array(families), return_inverse=True, return_counts=True)
+    return np.asarray((counts**0.4 / counts)[inverse])
