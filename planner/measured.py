@@ -83,6 +83,15 @@ def stack_name(row: Row) -> str:
 OVERLAPPED_TENSOR = 0.34
 """Exposed share of tensor-parallel transfers under user buffers or async tensor parallelism (fitted, x/1.32)."""
 
+COMPILED: dict[str, object] = {
+    "compiled": True,
+    "fragmentation": 0.16,
+    "norm_input_bytes": 8.0,
+    "gated_mlp_bytes": 6.0,
+    "rotary_copies_bytes": 0.0,
+}
+"""What a graph compiler changes in an eager stack: fused kernels keep fewer tensors, and memory is planned."""
+
 GRAPHS = {"partial": "partial", "full_iteration": "full", "yes": "full"}
 
 
@@ -91,7 +100,7 @@ def software(row: Row) -> Software:
     base = load.find(Software, stack_name(row))
     changes: dict[str, object] = {**_kernels(row, base), **_overlap(row), **_states(row, base)}
     if row.get("compiled") == "1":
-        changes["compiled"] = True
+        changes.update(COMPILED)
     if row.get("cuda_graphs") in GRAPHS:
         changes["cuda_graphs"] = GRAPHS[row["cuda_graphs"]]
     changes["token_drop"] = bool(re.search(r"token-?drop", f"{row.get('model', '')} {row.get('notes', '')}"))
@@ -143,6 +152,13 @@ def _states(row: Row, base: Software) -> dict[str, object]:
     changes: dict[str, object] = {}
     if row.get("gradient_bytes"):
         changes["gradient_bytes"] = changes["reduce_bytes"] = number(row, "gradient_bytes")
+    notes = row.get("notes", "")
+    if "chunked cross entropy" in notes:
+        changes["logit_bytes"] = 2.0
+    if "optimizer in backward" in notes:
+        changes["gradient_bytes"] = 0.0
+    if "8-bit AdamW" in notes:
+        changes["optimizer_bytes"] = base.optimizer_bytes / 2
     if base.name == "megatron-deepspeed-2022":
         if row.get("precision") == "bf16":
             changes.update(gradient_bytes=8.0, reduce_bytes=4.0, optimizer_bytes=12.0, moe_optimizer_bytes=12.0)
@@ -158,7 +174,8 @@ def model(row: Row) -> Model:
     """The row's model shape. Raises Unusable when a size is missing."""
     layers, hidden = int(number(row, "num_layers")), int(number(row, "hidden_size"))
     heads = int(number(row, "num_attention_heads"))
-    known = _catalogue_twin(layers, hidden, heads)
+    latent = bool(row.get("num_experts")) and not row.get("num_key_value_heads")
+    known = _catalogue_twin(layers, hidden, heads, latent)
     gated = row.get("gated_mlp") == "1"
     experts = int(number(row, "num_experts", 0))
     moe_layers = int(number(row, "num_moe_layers", layers)) if experts else 0
@@ -192,12 +209,15 @@ def model(row: Row) -> Model:
         raise Unusable(f"shape: {error}") from None
 
 
-def _catalogue_twin(layers: int, hidden: int, heads: int) -> Model | None:
-    """A catalogue model of the same depth, width and heads: its head sizes hold for a row that states none."""
+def _catalogue_twin(layers: int, hidden: int, heads: int, latent: bool) -> Model | None:
+    """A catalogue model of the same depth, width and heads: its head sizes hold for a row that states none.
+
+    A mixture of experts without KV heads (``latent``) has latent attention; there the depth may differ (cut models).
+    """
     for known in load.records(Model):
-        if known.hidden_size == hidden and known.num_attention_heads == heads:
-            if known.num_layers == layers or known.kv_lora_rank:
-                return known
+        same = known.hidden_size == hidden and known.num_attention_heads == heads
+        if same and bool(known.kv_lora_rank) == latent and (latent or known.num_layers == layers):
+            return known
     return None
 
 
@@ -289,6 +309,37 @@ def offloads(row: Row) -> bool:
 
 
 UNITS = {"GiB": 2.0**30, "GB (1e9)": 1e9, "GB": 2.0**30, "": 2.0**30}
+"""Bytes behind a printed unit: most tools that print GB divide by 2^30."""
+
+
+def peak_bytes(row: Row) -> float:
+    """The printed peak in bytes; Megatron-Bridge's recipes print decimal GB."""
+    unit = row.get("memory_unit", "")
+    decimal = unit == "GB" and "bridge" in row["framework"].lower()
+    return number(row, "peak_memory_gb", math.nan) * (1e9 if decimal else UNITS.get(unit, 2.0**30))
+
+
+def memory_kind(row: Row) -> str:
+    """What the peak counts; Hugging Face users who say nothing print nvidia-smi's figure of a run near its tensors."""
+    stated = row.get("memory_kind", "")
+    return "need" if stated in ("", "unstated") and "hf trainer" in row["framework"].lower() else stated
+
+
+def cost_balanced_split(shape: Model, pipeline: int) -> tuple[int, ...]:
+    """nanotron's split: on to the next stage when the running cost passes its share, the head counted as V h.
+
+    >>> cost_balanced_split(Model(name="x", num_layers=28, hidden_size=3072, num_attention_heads=24, ffn_hidden_size=8192, vocab_size=131072), 2)
+    (16, 12)
+    """
+    h = shape.hidden_size
+    layer = 4 * h * shape.num_attention_heads * shape.head_dim + 3 * h * shape.ffn_hidden_size
+    share = (shape.num_layers * layer + shape.vocab_size * h) / pipeline
+    counts, done = [0] * pipeline, 0.0
+    for _ in range(shape.num_layers):
+        done += layer
+        stage = min(int((done - layer) // share), pipeline - 1)
+        counts[stage] += 1
+    return tuple(counts)
 
 
 HYBRID = re.compile(r"mamba|hybrid(?!ep)|nemotron[-_ ]?(h\b|3|v3)", re.IGNORECASE)
@@ -318,7 +369,10 @@ def run_of(row: Row) -> Run:
         precision=precision(row, card),
         sequence_parallel=row.get("sequence_parallel") != "0",
     )
-    job = dataclasses.replace(job, layers_per_stage=tuple(int(n) for n in stated.split(",")) if stated else ())
+    split = tuple(int(count) for count in stated.split(",")) if stated else ()
+    if not split and job.software.name == "nanotron":
+        split = cost_balanced_split(shape, chosen.pipeline_parallel)
+    job = dataclasses.replace(job, layers_per_stage=split)
     each = chosen.data_parallel * chosen.micro_batch_size
     grid = chosen.tensor_parallel * chosen.context_parallel * chosen.data_parallel
     if job.global_batch_size % each or grid * chosen.pipeline_parallel != job.num_gpus:
@@ -333,7 +387,7 @@ def run_of(row: Row) -> Run:
         recompute_known=bool(row.get("recompute")),
         offloads=offloads(row),
         step_seconds=number(row, "step_seconds", math.nan),
-        peak_bytes=number(row, "peak_memory_gb", math.nan) * UNITS[row.get("memory_unit", "")],
-        memory_kind=row.get("memory_kind", ""),
+        peak_bytes=peak_bytes(row),
+        memory_kind=memory_kind(row),
         out_of_memory=row.get("outcome") == "oom",
     )

@@ -89,6 +89,7 @@ def predict(run: Run) -> Prediction:
     by_kind = {
         "allocated": found.parts.tensors,
         "reserved": memory.reserved_bytes(run.job, found.parts),
+        "need": found.need_bytes,
         "device": memory.reserved_bytes(run.job, found.parts) + found.parts.context,
     }
     seconds = float(time_of(run.job, x).total[0]) if run.step_seconds > 0 else math.nan
