@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.cost import flops
 from planner.cost.arrays import Floats
 from planner.cost.estimate import time_of
+from planner.errors import InputError
 from planner.measured import Run
 from planner.scenario import Job
 from solver.layout import columns_of
@@ -152,18 +154,90 @@ def solve(linear: Linear, at: Floats, measured: Floats, weights: Floats, widths:
 
     Cauchy weights at NOISE keep a wrong row from pulling; the prior sits at 0 with the given widths.
     """
-    new = at.copy()
+    new: Floats = at.copy()
     for _ in range(8):
         residual = measured - (linear.logs + linear.slopes @ (new - at))
         robust = weights / (1.0 + (residual / NOISE) ** 2)
         normal = (linear.slopes * robust[:, None]).T @ linear.slopes / NOISE**2 + np.diag(widths**-2)
         target = measured - linear.logs + linear.slopes @ at
-        new = np.linalg.solve(normal, (linear.slopes * robust[:, None]).T @ target / NOISE**2)
-        new = np.clip(new, -limits, limits)
+        pulled = (linear.slopes * robust[:, None]).T @ target / NOISE**2
+        new = np.asarray(np.clip(np.linalg.solve(normal, pulled), -limits, limits), dtype=np.float64)
     return new, np.sqrt(np.diag(np.linalg.inv(normal)))
 
 
 def family_weights(families: Sequence[str]) -> Floats:
     """Weights that give a family of n rows a total of n^0.4: large tables inform, but do not drown the small ones."""
-    names, inverse, counts = np.unique(np.array(families), return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(np.array(families), return_inverse=True, return_counts=True)
     return np.asarray((counts**0.4 / counts)[inverse])
+
+
+IDENTIFIED, PARTLY = 0.5, 0.85
+"""Posterior over prior width below which the data identify a constant, or do so in part."""
+
+MOST_RUNS = 400
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a fit to a user's own runs found."""
+
+    runs: list[Run]
+    moving: list[Knob]
+    logs: Floats
+    """Fitted logarithms over the shipped values."""
+    shrinkage: Floats
+    """Posterior over prior standard deviation of each knob: 1 = the data say nothing."""
+    before: Floats
+    """Relative errors with the shipped constants, one per run."""
+    after: Floats
+    left_out: Floats
+    """Errors of each run predicted by a fit to the others."""
+
+    def profile(self) -> dict[tuple[str, str], dict[str, float]]:
+        """The constants that the data at least partly identify, at their fitted values."""
+        found: dict[tuple[str, str], dict[str, float]] = {}
+        for knob, log, shrunk in zip(self.moving, self.logs, self.shrinkage, strict=True):
+            if shrunk < PARTLY:
+                kind, name, constant = knob
+                record = next(getattr(run.job, kind) for run in self.runs if getattr(run.job, kind).name == name)
+                found.setdefault((kind, name), {})[constant.field] = getattr(record, constant.field) * float(np.exp(log))
+        return found
+
+
+def calibrate(runs: list[Run]) -> Calibration:
+    """Fits the constants to measured steps. Raises InputError for no usable run, too many, or an impossible one."""
+    if not runs:
+        raise InputError("no row with a step time that can be predicted")
+    if len(runs) > MOST_RUNS:
+        raise InputError(f"{len(runs)} runs; calibrate takes at most {MOST_RUNS} of your own, 1 to 20 are enough")
+    for run in runs:
+        refuse_nonsense(run)
+    moving = knobs(runs)
+    measured = np.log([run.step_seconds for run in runs])
+    widths = np.array([knob[2].width for knob in moving])
+    limits = np.log([knob[2].most for knob in moving])
+    equal = np.ones(len(runs))
+    at = np.zeros(len(moving))
+    linear = linearise(runs, moving, at)
+    before = np.exp(linear.logs - measured) - 1.0
+    for _ in range(2):
+        at, deviation = solve(linear, at, measured, equal, widths, limits)
+        linear = linearise(runs, moving, at)
+    left_out = np.zeros(len(runs))
+    for row in range(len(runs)):
+        others = np.arange(len(runs)) != row
+        part = Linear(linear.logs[others], linear.slopes[others])
+        without, _ = solve(part, at, measured[others], equal[others], widths, limits)
+        left_out[row] = np.exp(linear.logs[row] + linear.slopes[row] @ (without - at) - measured[row]) - 1.0
+    after = np.exp(linear.logs - measured) - 1.0
+    return Calibration(runs, moving, at, deviation / widths, before, after, left_out)
+
+
+def refuse_nonsense(run: Run) -> None:
+    """Raise InputError for a run faster than the peak FLOP rate allows."""
+    rate = flops.model_flops_per_step(run.job) / (run.step_seconds * run.job.num_gpus)
+    if rate > run.job.peak_flops:
+        raise InputError(
+            f"row {run.id}: step_seconds = {run.step_seconds} means {rate / 1e12:.0f} TFLOP/s per GPU, above the peak of "
+            f"{run.job.peak_flops / 1e12:.0f} ({run.job.gpu.name}, {run.job.precision})"
+        )

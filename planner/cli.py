@@ -80,13 +80,12 @@ REQUEST_OPTIONS: tuple[Callable[..., Any], ...] = (
     click.option("--batch-tokens", "global_batch_tokens", type=Count(), help="The same in tokens."),
     click.option("--precision", help="bf16, fp16, fp8, mxfp8 or nvfp4  [default: bf16]"),
     click.option("--optimizer", help="adam, adam-8bit, muon or sgd-momentum  [default: adam]"),
-    click.option(
-        "--tokens", "training_tokens", type=Count(whole=False), help="Tokens of the whole run (1.4T): adds days and cost."
-    ),
+    click.option("--tokens", "training_tokens", type=Count(whole=False), help="Tokens of the whole run (1.4T): adds days and cost."),
     click.option("--sequence-parallel/--no-sequence-parallel", default=None, help="With tensor parallelism  [default: on]"),
     click.option("--mtp/--no-mtp", "multi_token_prediction", default=None, help="Train the model's multi-token prediction."),
     click.option("--framework", help=f"{', '.join(FRAMEWORK_CHOICES)}  [default: any]"),
     click.option("--software", help="Cost every layout under this training stack."),
+    click.option("--profile", help="Constants that `planner calibrate` fitted to your own runs."),
     click.option("--tp", "tensor_parallel", type=Values(), help="Pin tensor-parallel sizes."),
     click.option("--pp", "pipeline_parallel", type=Values(), help="Pin pipeline stages."),
     click.option("--vp", "virtual_pipeline", type=Values(), help="Pin chunks per stage."),
@@ -170,11 +169,7 @@ def search_command(
     }
     if csv_path is not None:
         write_atomically(csv_path, pages["csv"]())
-    if output is not None:
-        write_atomically(output, pages[style]())
-    else:
-        for piece in pages[style]():
-            click.echo(piece, nl=False)
+    emit(pages[style](), output)
     if csv_path is not None:
         click.echo(f"wrote {csv_path}", err=True)
 
@@ -190,7 +185,7 @@ def explain(scenario_word: str | None, label: str, style: str, output: Path | No
     from planner.explain import explain as explain_layout
     from planner.report import text
     from planner.report.ledger import ledger_json
-    from planner.report.write import check_writable, write_atomically
+    from planner.report.write import check_writable
 
     if output is not None:
         check_writable(output)
@@ -202,12 +197,60 @@ def explain(scenario_word: str | None, label: str, style: str, output: Path | No
         page = "\n".join([f"layout {found.layout.label} is not legal:", *text.illegal_lines(found)]) + "\n"
     else:
         page = rendered(text.ledger_page(found), to_file=output is not None)
-    if output is not None:
-        write_atomically(output, [page])
-    else:
-        click.echo(page, nl=False)
+    emit([page], output)
     if not found.legal or found.verdict == 2:
         click.get_current_context().exit(1)
+
+
+@planner.command(context_settings={"max_content_width": 100})
+@click.option("--runs", "runs_path", type=click.Path(path_type=Path), help="Runs file  [default: the shipped measured runs]")
+@click.option("--family", help="Only the rows of one source.")
+@click.option("--profile", type=click.Path(path_type=Path), help="Constants that `planner calibrate` wrote.")
+@click.option("--format", "style", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="Write the report there instead of printing it.")
+def validate(runs_path: Path | None, family: str | None, profile: Path | None, style: str, output: Path | None) -> None:
+    """Predict measured runs and report how right the model is: time, memory, ranking, verdicts."""
+    from planner.profile import read_profile
+    from planner.report import accuracy, formats
+    from planner.report.write import check_writable
+    from planner.validate import SHIPPED, read_rows
+    from planner.validate import validate as validate_rows
+
+    if output is not None:
+        check_writable(output)
+    report = validate_rows(read_rows(runs_path or SHIPPED), family, read_profile(profile) if profile else None)
+    pages: dict[str, Callable[[], Iterable[str]]] = {
+        "csv": lambda: formats.csv_pieces(accuracy.validation_frame(report)),
+        "json": lambda: [json.dumps(report, indent=1) + "\n"],
+        "table": lambda: [rendered(accuracy.validation_page(report), to_file=output is not None)],
+    }
+    emit(pages[style](), output)
+
+
+@planner.command(context_settings={"max_content_width": 100})
+@click.argument("measured", type=click.Path(path_type=Path))
+@click.option("--write", "profile_path", type=click.Path(path_type=Path), help="Write the fitted constants as a profile.")
+def calibrate(measured: Path, profile_path: Path | None) -> None:
+    """Fit the physical constants to your own measured steps (1 to 20 rows of the runs file's columns)."""
+    from collections import Counter
+
+    from planner.calibrate import calibrate as fit
+    from planner.profile import profile_text
+    from planner.report.accuracy import calibration_page
+    from planner.report.write import check_writable, write_atomically
+    from planner.validate import read_rows, runs_of
+
+    if profile_path is not None:
+        check_writable(profile_path)
+    skipped: Counter[str] = Counter()
+    runs = [run for run in runs_of(read_rows(measured), skipped) if run.step_seconds > 0]
+    for reason, number in sorted(skipped.items()):
+        click.echo(f"skipped {number}: {reason}", err=True)
+    found = fit(runs)
+    click.echo(rendered(calibration_page(found), to_file=False), nl=False)
+    if profile_path is not None:
+        write_atomically(profile_path, [profile_text(found.profile(), f"fitted to {len(runs)} runs of {measured.name}")])
+        click.echo(f"wrote {profile_path}", err=True)
 
 
 @planner.command(name="list")
@@ -219,6 +262,17 @@ def list_command(kind: str) -> None:
     click.echo(rendered(listing(kind), to_file=False), nl=False)
 
 
+def emit(pieces: Iterable[str], output: Path | None) -> None:
+    """A result to standard output, or whole into a file."""
+    if output is not None:
+        from planner.report.write import write_atomically
+
+        write_atomically(output, pieces)
+        return
+    for piece in pieces:
+        click.echo(piece, nl=False)
+
+
 def rendered(page: Any, *, to_file: bool) -> str:
     """A rich page as text of a fixed width, coloured only on a terminal."""
     from io import StringIO
@@ -228,9 +282,7 @@ def rendered(page: Any, *, to_file: bool) -> str:
     from planner.report.text import WIDTH
 
     colour = not to_file and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    console = Console(
-        file=StringIO(), width=WIDTH, force_terminal=colour, color_system="auto" if colour else None, highlight=False
-    )
+    console = Console(file=StringIO(), width=WIDTH, force_terminal=colour, color_system="auto" if colour else None, highlight=False)
     console.print(page)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return text if colour else "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

@@ -188,6 +188,4 @@ def facts(scenario: Scenario, job: Job, layout: Layout) -> advice.Facts:
 def shortlist_flags(scenario: Scenario, scored: Scored) -> list[dict[str, str]]:
     """The checklist's findings for each layout of a shortlist."""
     jobs = jobs_by_framework(scenario)
-    return [
-        advice.flags(facts(scenario, jobs[int(scored.stack[row])], scored.layouts.layout(row))) for row in range(len(scored))
-    ]
+    return [advice.flags(facts(scenario, jobs[int(scored.stack[row])], scored.layouts.layout(row))) for row in range(len(scored))]

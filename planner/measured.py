@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from planner.catalogue import load
 from planner.catalogue.schema import RECOMPUTE_MODULES, Cluster, Gpu, Model, Software
 from planner.errors import InputError
+from planner.profile import Profile
 from planner.scenario import Job, make_job
 from solver.layout import Layout
 
@@ -250,16 +251,18 @@ def cluster(row: Row, card: Gpu) -> Cluster:
     usual = load.find(Cluster, card.default_cluster)
     domain = usual.gpus_per_node if usual.gpus_per_node > 8 else int(number(row, "gpus_per_node", usual.gpus_per_node))
     nic = number(row, "inter_node_gbit_per_s_per_gpu", 0) * 1e9 / 8
-    return dataclasses.replace(
-        usual, name=f"{domain} x {card.name}", gpus_per_node=domain, nic_bytes_per_s=nic or usual.nic_bytes_per_s
-    )
+    return dataclasses.replace(usual, name=f"{domain} x {card.name}", gpus_per_node=domain, nic_bytes_per_s=nic or usual.nic_bytes_per_s)
 
 
 SCHEDULE_NAMES = {
     "zb-1p": "zero_bubble_h1",
     "zb-h1": "zero_bubble_h1",
-    "zb-v": "zero_bubble_v",
+    "zb": "zero_bubble_h1",
     "zero-bubble": "zero_bubble_h1",
+    "zb-2p": "zero_bubble_2p",
+    "zb-v": "zero_bubble_v",
+    "gpipe": "gpipe",
+    "afab": "gpipe",
 }
 
 
@@ -328,7 +331,8 @@ def memory_kind(row: Row) -> str:
 def cost_balanced_split(shape: Model, pipeline: int) -> tuple[int, ...]:
     """nanotron's split: on to the next stage when the running cost passes its share, the head counted as V h.
 
-    >>> cost_balanced_split(Model(name="x", num_layers=28, hidden_size=3072, num_attention_heads=24, ffn_hidden_size=8192, vocab_size=131072), 2)
+    >>> shape = Model(name="x", num_layers=28, hidden_size=3072, num_attention_heads=24, ffn_hidden_size=8192, vocab_size=131072)
+    >>> cost_balanced_split(shape, 2)
     (16, 12)
     """
     h = shape.hidden_size
@@ -346,8 +350,8 @@ HYBRID = re.compile(r"mamba|hybrid(?!ep)|nemotron[-_ ]?(h\b|3|v3)", re.IGNORECAS
 """Models with state-space layers, which this vocabulary of layers cannot say."""
 
 
-def run_of(row: Row) -> Run:
-    """A row ready to be predicted. Raises Unusable with the reason."""
+def run_of(row: Row, profile: Profile | None = None) -> Run:
+    """A row ready to be predicted, under a profile's constants if one is given. Raises Unusable with the reason."""
     told = f"{row.get('model', '')} {row.get('notes', '')}"
     if HYBRID.search(told):
         raise Unusable("hybrid (state-space) layers")
@@ -359,6 +363,7 @@ def run_of(row: Row) -> Run:
     chosen = layout(row, shape.num_layers)
     stated = row.get("layers_per_stage", "")
     job = make_job(
+        profile=profile,
         model=shape,
         gpu=card,
         cluster=cluster(row, card),

@@ -12,6 +12,7 @@ from typing import Any
 from planner.catalogue import load
 from planner.catalogue.schema import Cluster, Gpu, Model, Software
 from planner.errors import InputError, nearest
+from planner.profile import read_profile
 from planner.scenario import Choices, Scenario, make_job
 from solver.layout import RECOMPUTE, SCHEDULES
 
@@ -56,6 +57,8 @@ class Request:
     # [choices]
     framework: str | None = None
     software: str | None = None
+    profile: str | None = None
+    """Profile file that `planner calibrate` wrote."""
     tensor_across_nodes: bool | None = None
     max_pipeline_parallel: int | None = None
     min_context_tokens: int | None = None
@@ -96,6 +99,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "choices": (
         "framework",
         "software",
+        "profile",
         "tensor_across_nodes",
         "max_pipeline_parallel",
         "min_context_tokens",
@@ -114,7 +118,7 @@ TABLES: dict[str, tuple[str, ...]] = {
         "schedule",
     ),
 }
-AXIS_KEYS = TABLES["choices"][6:]
+AXIS_KEYS = TABLES["choices"][7:]
 RENAMED = {"model": {"name": "model", "shape": "model_shape"}, "cluster": {"name": "cluster"}}
 """Keys that read better inside their table than by their flat name."""
 
@@ -259,7 +263,9 @@ def make_scenario(request: Request, name: str = "flags") -> Scenario:
     if request.gpu_memory_gib is not None:
         gpu = dataclasses.replace(gpu, memory_bytes=request.gpu_memory_gib * 2.0**30)
     seq_len = request.seq_len if request.seq_len is not None else _default_seq_len(model)
+    profile = read_profile(Path(request.profile)) if request.profile else {}
     job = make_job(
+        profile=profile,
         model=model,
         gpu=gpu,
         num_gpus=request.num_gpus,
@@ -276,7 +282,7 @@ def make_scenario(request: Request, name: str = "flags") -> Scenario:
         load.find(Software, request.software)
     tokens = request.training_tokens or 0.0
     price = gpu.price_usd_per_hour if request.price_usd_per_hour is None else request.price_usd_per_hour
-    return Scenario(name=name, job=job, choices=_choices(request), training_tokens=tokens, price_usd_per_hour=price)
+    return Scenario(name=name, job=job, choices=_choices(request), training_tokens=tokens, price_usd_per_hour=price, profile=profile)
 
 
 def _default_gpu(request: Request) -> str:
@@ -308,8 +314,7 @@ def _global_batch(request: Request, seq_len: int) -> int:
             low = request.global_batch_tokens // seq_len * seq_len
             options = ", ".join(str(n) for n in (low, low + seq_len) if n)
             raise InputError(
-                f"workload.global_batch_tokens = {request.global_batch_tokens} is no multiple of seq_len = {seq_len}; "
-                f"nearest: {options}"
+                f"workload.global_batch_tokens = {request.global_batch_tokens} is no multiple of seq_len = {seq_len}; nearest: {options}"
             )
         return request.global_batch_tokens // seq_len
     if request.global_batch_size is not None:

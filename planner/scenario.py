@@ -10,6 +10,7 @@ from functools import cached_property
 from planner.catalogue import load
 from planner.catalogue.schema import PRECISIONS, Cluster, Generation, Gpu, Model, Physics, Software, require
 from planner.errors import InputError, nearest
+from planner.profile import Profile, tuned
 
 OPTIMIZERS: dict[str, float] = {"adam": 0.0, "adam-8bit": -6.0, "muon": -4.0, "sgd-momentum": -4.0}
 """Bytes per parameter that an optimizer's states differ from Adam's; muon and momentum SGD keep one moment."""
@@ -141,9 +142,7 @@ class Choices:
             self.framework in FRAMEWORK_CHOICES,
             f"choices.framework = '{self.framework}'{nearest(self.framework, FRAMEWORK_CHOICES)}",
         )
-        require(
-            self.max_pipeline_parallel > 0, f"choices.max_pipeline_parallel = {self.max_pipeline_parallel} must be positive"
-        )
+        require(self.max_pipeline_parallel > 0, f"choices.max_pipeline_parallel = {self.max_pipeline_parallel} must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,14 +155,16 @@ class Scenario:
     training_tokens: float = 0.0
     """Tokens of the whole run; 0 = not given, so no days and no cost."""
     price_usd_per_hour: float = 0.0
+    profile: Profile = field(default_factory=dict)
+    """Constants of the user's own cluster and stack."""
 
     @cached_property
     def stacks(self) -> Mapping[str, Software]:
         """Framework -> the training stack that its layouts are costed under."""
         if self.choices.software:
-            chosen = load.find(Software, self.choices.software)
+            chosen = tuned(load.find(Software, self.choices.software), self.profile)
             return dict.fromkeys(DEFAULT_STACKS, chosen)
-        return {name: load.find(Software, stack) for name, stack in DEFAULT_STACKS.items()}
+        return {name: tuned(load.find(Software, stack), self.profile) for name, stack in DEFAULT_STACKS.items()}
 
     def job_in(self, framework: str) -> Job:
         """The job under a framework's stack ("none": the physical rules alone)."""
@@ -187,21 +188,20 @@ def make_job(
     sequence_parallel: bool = True,
     dropout: bool | None = None,
     multi_token_prediction: bool = True,
+    profile: Profile | None = None,
 ) -> Job:
     """A job with the catalogue's defaults for what is not given. Raises InputError."""
     if not precision:
         precision = "bf16" if gpu.peak_bf16_flops > 0 else "fp16"
     if model.max_seq_len and model.learned_positions and seq_len > model.learned_positions:
-        raise InputError(
-            f"workload.seq_len = {seq_len} is beyond the {model.learned_positions} learned positions of {model.name}"
-        )
+        raise InputError(f"workload.seq_len = {seq_len} is beyond the {model.learned_positions} learned positions of {model.name}")
     return Job(
         model=model,
         gpu=gpu,
-        generation=load.find(Generation, gpu.generation),
+        generation=tuned(load.find(Generation, gpu.generation), profile or {}),
         cluster=cluster or load.find(Cluster, gpu.default_cluster),
-        software=software or load.find(Software, DEFAULT_STACKS["megatron"]),
-        physics=load.find(Physics, "today"),
+        software=tuned(software or load.find(Software, DEFAULT_STACKS["megatron"]), profile or {}),
+        physics=tuned(load.find(Physics, "today"), profile or {}),
         num_gpus=num_gpus,
         seq_len=seq_len,
         global_batch_size=global_batch_size,

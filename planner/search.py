@@ -150,15 +150,11 @@ def estimate(scenario: Scenario, x: Columns) -> Iterator[tuple[Scored, Scored]]:
         )
         over = np.flatnonzero(memory.verdict == 2)
         unknown = np.full(len(over), np.nan)
-        lost = Scored(
-            own.take(over), bits[rows][over], stack[rows][over], memory.need_bytes[over], memory.verdict[over], *[unknown] * 3
-        )
+        lost = Scored(own.take(over), bits[rows][over], stack[rows][over], memory.need_bytes[over], memory.verdict[over], *[unknown] * 3)
         yield kept, lost
 
 
-def score(
-    scenario: Scenario, layouts: prune.Spread, progress: Progress | None = None
-) -> tuple[Scored, Rejected | None, dict[str, int]]:
+def score(scenario: Scenario, layouts: prune.Spread, progress: Progress | None = None) -> tuple[Scored, Rejected | None, dict[str, int]]:
     """Every layout under its framework's stack: those that fit, the nearest of those that do not, and the drops."""
     kept: list[Scored] = []
     nearest: Rejected | None = None
@@ -217,9 +213,7 @@ def check_batch(problem: Problem) -> None:
     if not possible:
         return
     batch = problem.global_batch_size
-    legal = sorted(
-        {max(batch // d, 1) * d for d in possible} | {-(-batch // d) * d for d in possible}, key=lambda n: abs(n - batch)
-    )
+    legal = sorted({max(batch // d, 1) * d for d in possible} | {-(-batch // d) * d for d in possible}, key=lambda n: abs(n - batch))
     known = ", ".join(f"{d:,}" for d in sorted(possible)[:6])
     raise InputError(
         f"workload.global_batch_size = {batch} does not divide by any data_parallel that {problem.num_gpus:,} GPUs allow "

@@ -57,9 +57,7 @@ def figures(scenario: Scenario, layout: Layout) -> list[Figure]:
     b, s, h = layout.micro_batch_size, job.seq_len, model.hidden_size
     total = parameters.total(model)
     dense_per_gpu = (total - model.num_moe_layers * float(parameters.experts(model))) / (t * p)
-    experts = (
-        model.num_moe_layers * float(parameters.experts(model)) / (layout.expert_parallel * layout.expert_tensor_parallel * p)
-    )
+    experts = model.num_moe_layers * float(parameters.experts(model)) / (layout.expert_parallel * layout.expert_tensor_parallel * p)
     own = dense_per_gpu + experts
     m = job.global_batch_size // (dp * b)
     layers = model.num_layers / p
@@ -72,9 +70,7 @@ def figures(scenario: Scenario, layout: Layout) -> list[Figure]:
         Figure("the same with fp32 gradients", 6.0 * own, "B", "6 P / (t p)"),
         Figure("optimizer shard (ZeRO-1)", 12.0 * own / dp, "B", "12 P / (t p d)"),
         Figure("activations per micro-batch and stage, GPT", gpt, "B", "34 s b h / t x layers"),
-        Figure(
-            f"the same, this model ({activation_factor(scenario):.1f} s b h / t)", exact, "B", "8 + 4 h_q/h + 4 h_kv/h + 6 f/h"
-        ),
+        Figure(f"the same, this model ({activation_factor(scenario):.1f} s b h / t)", exact, "B", "8 + 4 h_q/h + 4 h_kv/h + 6 f/h"),
         Figure(f"activations of {in_flight} in flight, GPT", in_flight * gpt, "B", "min(m, p) x the above"),
         Figure("micro-batches", m, "", "G / (d b)"),
         Figure(f"ideal bubble, {v} chunk{'s' * (v > 1)}", bubble_share(p, m, v), "%", "(p - 1)/v / (m + (p - 1)/v)"),

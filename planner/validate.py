@@ -18,6 +18,8 @@ from planner.cost.arrays import Floats
 from planner.cost.estimate import memory_of, time_of
 from planner.errors import InputError, nearest
 from planner.measured import Run, Unusable, run_of
+from planner.profile import Profile
+from planner.uncertainty import band
 from solver.layout import Layout, columns_of
 
 NOISY = ("bs-other", "tr3", "tr8", "mbskill")
@@ -69,11 +71,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def runs_of(rows: Iterable[Mapping[str, str]], skipped: Counter[str]) -> Iterator[Run]:
+def runs_of(rows: Iterable[Mapping[str, str]], skipped: Counter[str], profile: Profile | None = None) -> Iterator[Run]:
     """The rows that can be predicted; the others are counted with their reason."""
     for row in rows:
         try:
-            yield run_of(row)
+            yield run_of(row, profile)
         except Unusable as reason:
             skipped[str(reason)] += 1
 
@@ -205,7 +207,17 @@ def verdicts(predictions: list[Prediction]) -> dict[str, Any]:
     }
 
 
-def validate(rows: list[dict[str, str]], family: str | None = None) -> dict[str, Any]:
+def coverage(predictions: list[Prediction]) -> dict[str, Any]:
+    """How often the truth lies inside the 80 % band that the other sources' residuals give."""
+    inside = []
+    for p in predictions:
+        found = band(p.run.job, p.run.layout, without_family=p.run.family)
+        if found is not None:
+            inside.append(found.low <= p.run.step_seconds / p.step_seconds <= found.high)
+    return {"rows": len(inside), "inside": float(np.mean(inside)) if inside else None}
+
+
+def validate(rows: list[dict[str, str]], family: str | None = None, profile: Profile | None = None) -> dict[str, Any]:
     """The whole report on the rows of a runs file, optionally of one family. Raises InputError for an unknown family."""
     skipped: Counter[str] = Counter()
     if family is not None:
@@ -213,7 +225,7 @@ def validate(rows: list[dict[str, str]], family: str | None = None) -> dict[str,
         if family not in known:
             raise InputError(f"no family called '{family}' in the runs file{nearest(family, known)}")
         rows = [row for row in rows if row["family"] == family]
-    predictions = [predict(run) for run in runs_of(rows, skipped)]
+    predictions = [predict(run) for run in runs_of(rows, skipped, profile)]
     return report(predictions, skipped)
 
 
@@ -228,6 +240,7 @@ def report(predictions: list[Prediction], skipped: Counter[str]) -> dict[str, An
         "memory_allocated": by_family([p for p in weighed if p.run.memory_kind == "allocated"], "memory_error"),
         "ranking": ranking(timed),
         "verdict": verdicts(own_peak),
+        "band": coverage(timed),
         "skipped": dict(sorted(skipped.items())),
         "rows": [_row(p) for p in predictions],
     }

@@ -226,9 +226,7 @@ RULES: tuple[Rule, ...] = (
         "tensor_parallel context_parallel data_parallel expert_parallel expert_tensor_parallel",
         "tensor x context x data = {grid} does not divide by expert {expert_parallel} x expert tensor {expert_tensor_parallel}",
     ),
-    _rule(
-        replicas, "data_parallel", "global_batch_size = {global_batch_size} does not divide by data_parallel = {data_parallel}"
-    ),
+    _rule(replicas, "data_parallel", "global_batch_size = {global_batch_size} does not divide by data_parallel = {data_parallel}"),
     _rule(
         memory_floor,
         " ".join(MESH_AXES),

@@ -40,9 +40,7 @@ def _product(model: cp_model.CpModel, factors: list[cp_model.IntVar], most: int,
     return product
 
 
-def _quotient(
-    model: cp_model.CpModel, number: cp_model.LinearExprT, by: cp_model.IntVar, most: int, name: str
-) -> cp_model.IntVar:
+def _quotient(model: cp_model.CpModel, number: cp_model.LinearExprT, by: cp_model.IntVar, most: int, name: str) -> cp_model.IntVar:
     quotient = model.new_int_var(0, most, name)
     model.add_division_equality(quotient, number, by)
     return quotient
@@ -177,9 +175,7 @@ def memory_floor(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
         parts = _product(model, [x.tensor_parallel, x.pipeline_parallel], problem.num_gpus, "dense_parts")
         states.append(_quotient(model, problem.whole_dense_kib, parts, problem.whole_dense_kib, "dense_states"))
     if problem.whole_expert_kib:
-        parts = _product(
-            model, [x.expert_parallel, x.expert_tensor_parallel, x.pipeline_parallel], problem.num_gpus, "expert_parts"
-        )
+        parts = _product(model, [x.expert_parallel, x.expert_tensor_parallel, x.pipeline_parallel], problem.num_gpus, "expert_parts")
         states.append(_quotient(model, problem.whole_expert_kib, parts, problem.whole_expert_kib, "expert_states"))
     least = -problem.whole_dense_kib - problem.whole_expert_kib - problem.sharded_kib
     room = model.new_int_var(least, problem.usable_kib, "room")

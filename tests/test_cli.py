@@ -64,9 +64,7 @@ def test_output_and_csv_files_hold_what_would_be_printed(command: Command, tmp_p
 
 def test_all_lists_the_whole_space_with_reasons(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
-    done = command(
-        "search", "--model", "llama-3.2-1b", "--gpus", "4", "--gpu", "v100", "--global-batch", "8", "--all", "--csv", str(path)
-    )
+    done = command("search", "--model", "llama-3.2-1b", "--gpus", "4", "--gpu", "v100", "--global-batch", "8", "--all", "--csv", str(path))
     space = int(done.out.split(" layouts in the declared space")[0].splitlines()[-1].replace(",", ""))
     frame = pd.read_csv(path, low_memory=False)
     assert frame["layouts"].sum() == space

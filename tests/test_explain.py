@@ -20,9 +20,7 @@ LABEL = "tp8-pp4-dp64-zero1-mb1"
 
 
 def test_a_short_label_is_completed(worked_example: Scenario) -> None:
-    assert complete_layout(worked_example, "tp8-pp4") == Layout(
-        tensor_parallel=8, pipeline_parallel=4, data_parallel=64, zero_stage=1
-    )
+    assert complete_layout(worked_example, "tp8-pp4") == Layout(tensor_parallel=8, pipeline_parallel=4, data_parallel=64, zero_stage=1)
     assert complete_layout(worked_example, "tp8-pp4-vp2-full").recompute_layers == 10
     assert complete_layout(worked_example, "tp8-pp4-zero_bubble_v").virtual_pipeline == 2
 

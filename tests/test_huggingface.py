@@ -172,9 +172,7 @@ def test_a_whole_number_may_be_written_as_a_float(reading: Reader) -> None:
     assert reading(LLAMA, num_hidden_layers=4.0).model.num_layers == 4
 
 
-@pytest.mark.parametrize(
-    "model_type, tied", [("llama", False), ("gemma", True), ("gpt2", True), ("bloom", True), ("falcon", False)]
-)
+@pytest.mark.parametrize("model_type, tied", [("llama", False), ("gemma", True), ("gpt2", True), ("bloom", True), ("falcon", False)])
 def test_tying_follows_the_model_type_where_the_file_is_silent(model_type: str, tied: bool, reading: Reader) -> None:
     result = reading(LLAMA, model_type=model_type, tie_word_embeddings=...)
     assert result.model.tied_embeddings is tied
@@ -374,9 +372,7 @@ def test_defaults_that_published_files_leave_out_are_reported(reading: Reader) -
     assert "vocab_size is not stated: 262208, the default of gemma3_text" in result.assumed
 
 
-@pytest.mark.parametrize(
-    "stated, name", [("meta-llama/Llama-2-7b-hf", "Llama-2-7b-hf"), ("/a/b/", "b"), ("", "tiny"), (7, "tiny")]
-)
+@pytest.mark.parametrize("stated, name", [("meta-llama/Llama-2-7b-hf", "Llama-2-7b-hf"), ("/a/b/", "b"), ("", "tiny"), (7, "tiny")])
 def test_the_name_is_the_last_part_of_name_or_path_else_the_files(stated: Any, name: str, reading: Reader) -> None:
     assert reading(LLAMA, _name_or_path=stated).model.name == name
 
@@ -482,9 +478,7 @@ BROKEN_KEYS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "base, changes, message", BROKEN_KEYS, ids=lambda value: str(value)[:40] if isinstance(value, dict) else ""
-)
+@pytest.mark.parametrize("base, changes, message", BROKEN_KEYS, ids=lambda value: str(value)[:40] if isinstance(value, dict) else "")
 def test_a_bad_value_is_refused_with_path_key_value_and_what_is_legal(
     base: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -575,9 +569,7 @@ def test_arbitrary_values_under_known_keys_raise_nothing_but_input_errors(
     never_fails_otherwise(scratch, json.dumps({**base, "model_type": model_type, **changes}).encode())
 
 
-SMALL = st.dictionaries(
-    st.sampled_from(KNOWN_KEYS), st.integers(0, 40) | st.booleans() | st.lists(st.integers(0, 3), max_size=4)
-)
+SMALL = st.dictionaries(st.sampled_from(KNOWN_KEYS), st.integers(0, 40) | st.booleans() | st.lists(st.integers(0, 3), max_size=4))
 
 
 @settings(max_examples=400, deadline=None)

@@ -505,8 +505,7 @@ def moe_pattern(section: Section, num_layers: int) -> list[bool]:
     sparse = indices(section, "moe_layers", num_layers)
     often = often_sparse(section, num_layers)
     return [
-        i >= leading and i not in dense and often[i] and ((i + 1) % step == 0 if sparse is None else i in sparse)
-        for i in range(num_layers)
+        i >= leading and i not in dense and often[i] and ((i + 1) % step == 0 if sparse is None else i in sparse) for i in range(num_layers)
     ]
 
 

@@ -94,8 +94,7 @@ class Model:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         require(
             self.num_attention_heads % self.num_key_value_heads == 0,
-            f"{where}: num_key_value_heads = {self.num_key_value_heads} must divide num_attention_heads = "
-            f"{self.num_attention_heads}",
+            f"{where}: num_key_value_heads = {self.num_key_value_heads} must divide num_attention_heads = {self.num_attention_heads}",
         )
         if self.num_experts:
             require(
@@ -335,7 +334,10 @@ class Software:
             value = getattr(self, key)
             require(value in legal, f"{where}: {key} = '{value}' is not one of {', '.join(legal)}")
         for module in self.recompute_modules:
-            require(module in RECOMPUTE_MODULES, f"{where}: recompute_modules has '{module}', not one of {', '.join(RECOMPUTE_MODULES)}")
+            require(
+                module in RECOMPUTE_MODULES,
+                f"{where}: recompute_modules has '{module}', not one of {', '.join(RECOMPUTE_MODULES)}",
+            )
         if not self.reduce_bytes:
             object.__setattr__(self, "reduce_bytes", self.gradient_bytes)
         if not self.moe_optimizer_bytes:

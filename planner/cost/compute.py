@@ -109,9 +109,7 @@ def attention_linears(job: Job, r: Rates, tokens: Number, tensor: Number) -> tup
             (model.kv_lora_rank, a * (model.qk_nope_head_dim + model.v_head_dim) / tensor),
             (a * model.v_head_dim / tensor, h),
         ]
-        products += (
-            [(h, model.q_lora_rank), (model.q_lora_rank, a * qk / tensor)] if model.q_lora_rank else [(h, a * qk / tensor)]
-        )
+        products += [(h, model.q_lora_rank), (model.q_lora_rank, a * qk / tensor)] if model.q_lora_rank else [(h, a * qk / tensor)]
     else:
         width = a * model.head_dim
         products = [(h, (width + 2 * parameters.key_value_width(model, tensor)) / tensor), (width / tensor, h)]
@@ -221,6 +219,4 @@ def moe_launch_floor(job: Job, local_experts: Number) -> Number:
     physics, software = job.physics, job.software
     share = {"none": 1.0, "partial": physics.moe_floor_partial_graphs, "full": physics.moe_floor_full_graphs}
     factor = physics.moe_floor_token_drop if software.token_drop else 1.0
-    return (physics.moe_floor_seconds + physics.moe_floor_per_expert_seconds * local_experts) * min(
-        share[software.cuda_graphs], factor
-    )
+    return (physics.moe_floor_seconds + physics.moe_floor_per_expert_seconds * local_experts) * min(share[software.cuda_graphs], factor)

@@ -118,9 +118,7 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     slowed = physics.straggler * np.log2(nodes) * (m * (steady + per_boundary + per_batch) + fill)
     params = stage_parameters(job, x, stage, pieces(job, x))
     data = _data_seconds(job, net, x, params, forward, backward, fill, m)
-    named = {
-        part: m * layers.sum(part, stage, modes) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")
-    }
+    named = {part: m * layers.sum(part, stage, modes) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")}
     return StepSeconds(
         compute=m * steady - sum(named.values()),
         **named,
@@ -223,9 +221,7 @@ def _fill_seconds(
     return np.where(p > 1, fill, 0.0)
 
 
-def _data_seconds(
-    job: Job, net: Network, x: Columns, params: Params, forward: Floats, backward: Floats, fill: Floats, m: Ints
-) -> Floats:
+def _data_seconds(job: Job, net: Network, x: Columns, params: Params, forward: Floats, backward: Floats, fill: Floats, m: Ints) -> Floats:
     """Exposed reduction of the stage's gradients and gathering of its parameters, once per step (ZeRO-3: in its layers).
 
     ZeRO-2 without a pipeline scatters every micro-batch's gradients, each behind its own backward, which it disturbs
@@ -252,9 +248,7 @@ def _data_seconds(
     if job.model.tied_embeddings:
         words = parameters.padded_vocabulary(job.model, x.tensor_parallel, s.vocab_multiple) * job.model.hidden_size
         stride = job.num_gpus // x.pipeline_parallel
-        pair = all_gather_seconds(
-            net, 2.0 * s.reduce_bytes * words / x.tensor_parallel, 2, members_per_node(2, stride, net.domain)
-        )
+        pair = all_gather_seconds(net, 2.0 * s.reduce_bytes * words / x.tensor_parallel, 2, members_per_node(2, stride, net.domain))
         tied = np.where(x.pipeline_parallel > 1, pair, 0.0)
     return np.asarray(np.where(zero == 3, 0.0, exposed) + tied)
 

@@ -48,9 +48,7 @@ def experts(x: Any, job: Job) -> Any:
 
 def recompute(x: Any, job: Job) -> Any:
     """Activation checkpointing is off or covers every layer."""
-    return (x.recompute != SELECTIVE) & (
-        (x.recompute != FULL) | (x.recompute_layers * x.pipeline_parallel >= job.model.num_layers)
-    )
+    return (x.recompute != SELECTIVE) & ((x.recompute != FULL) | (x.recompute_layers * x.pipeline_parallel >= job.model.num_layers))
 
 
 def precision(x: Any, job: Job) -> Any:
@@ -60,9 +58,7 @@ def precision(x: Any, job: Job) -> Any:
 
 RULES: tuple[FrameworkRule, ...] = (
     FrameworkRule("D1", "virtual_pipeline = 1", "runtime/pipe/engine.py", one_chunk, switches=False),
-    FrameworkRule(
-        "D2", "num_key_value_heads divides by tensor_parallel", "runtime/engine.py, AutoTP", key_value_heads, switches=False
-    ),
+    FrameworkRule("D2", "num_key_value_heads divides by tensor_parallel", "runtime/engine.py, AutoTP", key_value_heads, switches=False),
     FrameworkRule(
         "D3",
         "context_parallel (Ulysses) divides the heads and needs tensor_parallel = pipeline_parallel = 1",
@@ -78,11 +74,7 @@ RULES: tuple[FrameworkRule, ...] = (
         switches=False,
     ),
     FrameworkRule("D5", "the precision is bf16 or fp16", "runtime/config.py", precision, switches=False),
-    FrameworkRule(
-        "D6", "zero_stage 2 and 3 need pipeline_parallel = 1", "runtime/pipe/engine.py", sharded_pipeline, switches=True
-    ),
+    FrameworkRule("D6", "zero_stage 2 and 3 need pipeline_parallel = 1", "runtime/pipe/engine.py", sharded_pipeline, switches=True),
     FrameworkRule("D7", "the schedule is 1f1b", "runtime/pipe/schedule.py", schedules, switches=True),
-    FrameworkRule(
-        "D8", "recompute is none, or full for every layer", "runtime/activation_checkpointing", recompute, switches=True
-    ),
+    FrameworkRule("D8", "recompute is none, or full for every layer", "runtime/activation_checkpointing", recompute, switches=True),
 )

@@ -71,12 +71,8 @@ def low_precision_shapes(x: Any, job: Job) -> Any:
 
 
 RULES: tuple[FrameworkRule, ...] = (
-    FrameworkRule(
-        "T1", "num_key_value_heads divides by tensor_parallel", "models/common/decoder.py", key_value_heads, switches=False
-    ),
-    FrameworkRule(
-        "T2", "seq_len divides by tensor_parallel x 2 context_parallel", "trainer.py", sequence_chunks, switches=False
-    ),
+    FrameworkRule("T1", "num_key_value_heads divides by tensor_parallel", "models/common/decoder.py", key_value_heads, switches=False),
+    FrameworkRule("T2", "seq_len divides by tensor_parallel x 2 context_parallel", "trainer.py", sequence_chunks, switches=False),
     FrameworkRule("T3", "expert_tensor_parallel = 1", "distributed/parallel_dims.py", expert_tensor, switches=False),
     FrameworkRule("T4", "the precision is not fp16", "config/job_config.py", precision, switches=False),
     FrameworkRule(
@@ -108,7 +104,5 @@ RULES: tuple[FrameworkRule, ...] = (
         split_backward,
         switches=True,
     ),
-    FrameworkRule(
-        "T9", "full recompute covers every layer", "distributed/activation_checkpoint.py", whole_recompute, switches=True
-    ),
+    FrameworkRule("T9", "full recompute covers every layer", "distributed/activation_checkpoint.py", whole_recompute, switches=True),
 )

@@ -57,9 +57,7 @@ def shortlist_table(frame: pd.DataFrame) -> Table:
         table.add_column(head, justify="left" if head in ("recomp", "", "in") else "right", no_wrap=True)
     for row in frame.to_dict("records"):
         verdict = str(row["verdict"])
-        expert = str(row["expert_parallel"]) + (
-            f"x{row['expert_tensor_parallel']}" if row["expert_tensor_parallel"] > 1 else ""
-        )
+        expert = str(row["expert_parallel"]) + (f"x{row['expert_tensor_parallel']}" if row["expert_tensor_parallel"] > 1 else "")
         cells = [
             str(row["rank"]),
             *(str(row[a]) for a in ("tensor_parallel", "pipeline_parallel")),
@@ -78,9 +76,7 @@ def shortlist_table(frame: pd.DataFrame) -> Table:
         styled = [Text(cell) for cell in cells] + [Text(SHORT_VERDICT[verdict], style=STYLE[verdict])]
         if money:
             styled += [Text(f"{row['days']:.3g}"), Text("$" + money_cell(row["cost_usd"]))]
-        styled.append(
-            Text("".join(name[0].upper() for name in str(row["frameworks"]).split("+")) if row["frameworks"] != "none" else "-")
-        )
+        styled.append(Text("".join(name[0].upper() for name in str(row["frameworks"]).split("+")) if row["frameworks"] != "none" else "-"))
         table.add_row(*styled)
     return table
 
@@ -216,9 +212,7 @@ def ledger_page(found: Explanation) -> RenderableType:
     if scenario.training_tokens:
         days = float(training_days(scenario, found.step.total)[0])
         cost = days * 24 * job.num_gpus * scenario.price_usd_per_hour
-        parts.append(
-            Text(f"{days:.1f} days without interruptions, ${money_cell(cost)} at ${scenario.price_usd_per_hour}/GPU-hour")
-        )
+        parts.append(Text(f"{days:.1f} days without interruptions, ${money_cell(cost)} at ${scenario.price_usd_per_hour}/GPU-hour"))
     parts += [Text(""), figures_table(found.figures), Text(""), checklist([dict(found.flags)])]
     parts += [Text(f"- {note}") for note in advice.reminders(scenario)]
     return Group(*parts)
@@ -229,9 +223,7 @@ def memory_table(found: Explanation) -> Table:
     memory, stages, need = found.memory, found.stages, found.need_bytes
     assert memory is not None and stages is not None and need is not None
     shown = _distinct_stages(found)
-    table = Table(
-        title="memory, GiB per stage", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = Table(title="memory, GiB per stage", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("part")
     for rows in shown:
         table.add_column(f"stage {ranges(rows)}", justify="right")
@@ -242,9 +234,7 @@ def memory_table(found: Explanation) -> Table:
         table.add_row(field.name, *(f"{float(values[rows[0]]) / GIB:.2f}" for rows in shown), f"{function}: {meaning}")
     reserve = memory.tensors * found.job.software.reserve_share
     table.add_row("reserve", *(f"{float(reserve[r[0]]) / GIB:.2f}" for r in shown), "need_bytes: unusable fragments")
-    table.add_row(
-        "need", *(f"{float(need[r[0]]) / GIB:.2f}" for r in shown), "need_bytes: compared with the usable memory", style="bold"
-    )
+    table.add_row("need", *(f"{float(need[r[0]]) / GIB:.2f}" for r in shown), "need_bytes: compared with the usable memory", style="bold")
     table.add_row("layers", *(str(int(stages.layers[r[0]])) for r in shown), "stages.all_stages")
     return table
 

@@ -47,8 +47,7 @@ def rates(scenario: Scenario) -> dict[str, float]:
         "layouts spread": total / seconds(lambda: list(spread.pieces(PIECE))),
         "layouts scored for memory": total / seconds(lambda: [memory_of(job, piece) for piece in pieces]),
         "layouts scored for step time": total / seconds(lambda: [time_of(job, piece) for piece in pieces]),
-        "layouts through legality, memory, verdict, time": total
-        / seconds(lambda: [list(estimate(scenario, piece)) for piece in pieces]),
+        "layouts through legality, memory, verdict, time": total / seconds(lambda: [list(estimate(scenario, piece)) for piece in pieces]),
     }
     return found
 
