@@ -35,53 +35,53 @@ class Constant:
 
 
 CONSTANTS: tuple[Constant, ...] = (
-    Constant("generation", "matmul_efficiency", 0.06, 1.4),
-    Constant("generation", "hbm_efficiency", 0.10, 1.4),
-    Constant("generation", "flash1", 0.15, 1.8),
-    Constant("generation", "flash2", 0.12, 1.8),
-    Constant("generation", "fused", 0.12, 1.8),
-    Constant("generation", "fp8_share", 0.08, 1.4),
-    Constant("generation", "fp4_share", 0.12, 1.6),
-    Constant("generation", "rowwise_factor", 0.20, 1.8),
-    Constant("generation", "link_efficiency", 0.12, 1.5),
-    Constant("generation", "nic_efficiency", 0.10, 1.5),
-    Constant("software", "matmul_quality", 0.05, 1.5),
-    Constant("software", "elementwise_passes", 0.25, 2.0),
-    Constant("software", "launch_floor_seconds", 0.50, 4.0),
-    Constant("software", "fixed_step_seconds", 0.40, 4.0),
-    Constant("software", "tensor_exposed_forward", 0.20, 2.0),
-    Constant("software", "tensor_exposed_backward", 0.25, 2.5),
-    Constant("software", "expert_exposed", 0.30, 2.5),
-    Constant("physics", "wave_exponent", 0.25, 1.8),
-    Constant("physics", "grouped_factor", 0.12, 1.6),
-    Constant("physics", "misaligned_head_slowdown", 0.25, 2.0),
-    Constant("physics", "attention_head_exponent", 0.30, 2.0),
-    Constant("physics", "attention_sequence_half", 0.40, 3.0),
-    Constant("physics", "score_traffic_bytes", 0.20, 2.0),
-    Constant("physics", "torch_softmax_factor", 0.20, 2.0),
-    Constant("physics", "eager_norm_bytes", 0.20, 2.0),
-    Constant("physics", "compile_factor", 0.25, 2.0),
-    Constant("physics", "accumulate_share", 0.40, 3.0),
-    Constant("physics", "permutation_passes", 0.40, 3.0),
-    Constant("physics", "loss_traffic_bytes", 0.40, 3.0),
-    Constant("physics", "floor_tensor", 0.40, 3.0),
-    Constant("physics", "floor_tensor_wide", 0.40, 3.0),
-    Constant("physics", "moe_floor_seconds", 0.40, 3.0),
-    Constant("physics", "moe_floor_per_expert_seconds", 0.40, 3.0),
-    Constant("physics", "moe_floor_partial_graphs", 0.30, 2.0),
-    Constant("physics", "moe_floor_full_graphs", 0.40, 3.0),
-    Constant("physics", "context_exposed", 0.40, 3.0),
-    Constant("physics", "fsdp_disturbance", 0.35, 3.0),
-    Constant("physics", "fsdp_first_layer", 0.40, 3.0),
-    Constant("physics", "optimizer_traffic_bytes", 0.25, 2.0),
-    Constant("physics", "half_optimizer_traffic_bytes", 0.25, 2.0),
-    Constant("physics", "gradient_passes", 0.35, 2.5),
-    Constant("physics", "micro_batch_seconds", 0.40, 3.0),
-    Constant("physics", "straggler", 0.40, 3.0),
-    Constant("physics", "data_residue", 0.40, 3.0),
+    Constant("generation", "matmul_efficiency", 0.09, 1.4),
+    Constant("generation", "hbm_efficiency", 0.15, 1.4),
+    Constant("generation", "flash1", 0.225, 1.8),
+    Constant("generation", "flash2", 0.18, 1.8),
+    Constant("generation", "fused", 0.18, 1.8),
+    Constant("generation", "fp8_share", 0.12, 1.4),
+    Constant("generation", "fp4_share", 0.18, 1.6),
+    Constant("generation", "rowwise_factor", 0.3, 1.8),
+    Constant("generation", "link_efficiency", 0.18, 1.5),
+    Constant("generation", "nic_efficiency", 0.15, 1.5),
+    Constant("software", "matmul_quality", 0.075, 1.5),
+    Constant("software", "elementwise_passes", 0.375, 2.0),
+    Constant("software", "launch_floor_seconds", 0.75, 4.0),
+    Constant("software", "fixed_step_seconds", 0.6, 4.0),
+    Constant("software", "tensor_exposed_forward", 0.3, 2.0),
+    Constant("software", "tensor_exposed_backward", 0.375, 2.5),
+    Constant("software", "expert_exposed", 0.45, 2.5),
+    Constant("physics", "wave_exponent", 0.375, 1.8),
+    Constant("physics", "grouped_factor", 0.18, 1.6),
+    Constant("physics", "misaligned_head_slowdown", 0.375, 2.0),
+    Constant("physics", "attention_head_exponent", 0.45, 2.0),
+    Constant("physics", "attention_sequence_half", 0.6, 3.0),
+    Constant("physics", "score_traffic_bytes", 0.3, 2.0),
+    Constant("physics", "torch_softmax_factor", 0.3, 2.0),
+    Constant("physics", "eager_norm_bytes", 0.3, 2.0),
+    Constant("physics", "compile_factor", 0.375, 2.0),
+    Constant("physics", "accumulate_share", 0.6, 3.0),
+    Constant("physics", "permutation_passes", 0.6, 3.0),
+    Constant("physics", "loss_traffic_bytes", 0.6, 3.0),
+    Constant("physics", "floor_tensor", 0.6, 3.0),
+    Constant("physics", "floor_tensor_wide", 0.6, 3.0),
+    Constant("physics", "moe_floor_seconds", 0.6, 3.0),
+    Constant("physics", "moe_floor_per_expert_seconds", 0.6, 3.0),
+    Constant("physics", "moe_floor_partial_graphs", 0.45, 2.0),
+    Constant("physics", "moe_floor_full_graphs", 0.6, 3.0),
+    Constant("physics", "context_exposed", 0.6, 3.0),
+    Constant("physics", "fsdp_disturbance", 0.525, 3.0),
+    Constant("physics", "fsdp_first_layer", 0.6, 3.0),
+    Constant("physics", "optimizer_traffic_bytes", 0.375, 2.0),
+    Constant("physics", "half_optimizer_traffic_bytes", 0.375, 2.0),
+    Constant("physics", "gradient_passes", 0.525, 2.5),
+    Constant("physics", "micro_batch_seconds", 0.6, 3.0),
+    Constant("physics", "straggler", 0.6, 3.0),
+    Constant("physics", "data_residue", 0.6, 3.0),
 )
 
-NOISE = 0.09
+NOISE = 0.06
 """Scatter of measured step times around a right model, as a logarithm."""
 
 STEP = 0.02
@@ -149,10 +149,12 @@ def linearise(runs: Sequence[Run], moving: Sequence[Knob], at: Floats) -> Linear
     return Linear(base, slopes)
 
 
-def solve(linear: Linear, at: Floats, measured: Floats, weights: Floats, widths: Floats, limits: Floats) -> tuple[Floats, Floats]:
+def solve(
+    linear: Linear, at: Floats, measured: Floats, weights: Floats, widths: Floats, limits: Floats, centre: Floats | float = 0.0
+) -> tuple[Floats, Floats]:
     """One robust Gauss-Newton solution in log space: the new constants and their posterior standard deviations.
 
-    Cauchy weights at NOISE keep a wrong row from pulling; the prior sits at 0 with the given widths.
+    Cauchy weights at NOISE keep a wrong row from pulling; the prior sits at ``centre`` with the given widths.
     """
     new: Floats = at.copy()
     for _ in range(8):
@@ -160,8 +162,8 @@ def solve(linear: Linear, at: Floats, measured: Floats, weights: Floats, widths:
         robust = weights / (1.0 + (residual / NOISE) ** 2)
         normal = (linear.slopes * robust[:, None]).T @ linear.slopes / NOISE**2 + np.diag(widths**-2)
         target = measured - linear.logs + linear.slopes @ at
-        pulled = (linear.slopes * robust[:, None]).T @ target / NOISE**2
-        new = np.asarray(np.clip(np.linalg.solve(normal, pulled), -limits, limits), dtype=np.float64)
+        pulled = (linear.slopes * robust[:, None]).T @ target / NOISE**2 + centre * widths**-2
+        new = np.asarray(np.clip(np.linalg.solve(normal, pulled), centre - limits, centre + limits), dtype=np.float64)
     return new, np.sqrt(np.diag(np.linalg.inv(normal)))
 
 

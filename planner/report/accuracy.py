@@ -71,7 +71,12 @@ def summary_lines(report: Mapping[str, Any]) -> list[str]:
 
 def validation_page(report: Mapping[str, Any]) -> RenderableType:
     """The whole report."""
-    tables: list[RenderableType] = [family_table("step time", report["step_time"]), Text(""), family_table("memory", report["memory"]), Text("")]
+    tables: list[RenderableType] = [
+        family_table("step time", report["step_time"]),
+        Text(""),
+        family_table("memory", report["memory"]),
+        Text(""),
+    ]
     return Group(*tables, *(Text(line) for line in summary_lines(report)))
 
 

@@ -1,0 +1,1 @@
+"""Published measured runs and user cases against the model."""
