@@ -169,7 +169,7 @@ def interleaving(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
 
 
 def memory_floor(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
-    """The least that any setting of the switches needs fits: unshardable states, and the inputs of the layers in flight."""
+    """The least that any split and any switch needs fits: unshardable states, and the inputs of the layers in flight."""
     states: list[cp_model.IntVar] = []
     if problem.whole_dense_kib:
         parts = _product(model, [x.tensor_parallel, x.pipeline_parallel], problem.num_gpus, "dense_parts")

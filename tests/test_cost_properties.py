@@ -1,0 +1,231 @@
+"""What must hold of the cost model whatever its constants are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.cost import memory, parameters
+from planner.cost.estimate import memory_of, time_of
+from planner.cost.memory import Memory
+from planner.cost.schedules import SCHEDULES, in_flight_1f1b, in_flight_gpipe
+from planner.cost.stages import all_stages
+from planner.cost.step import StepSeconds
+from planner.scenario import Job
+from solver.layout import Columns, Layout, columns_of
+from tests.builders import sampled_layouts
+
+DENSE = (("model", "70b"), ("num_gpus", 64), ("global_batch_size", 256))
+MOE = (("model", "mixtral-8x7b"), ("num_gpus", 32), ("global_batch_size", 128))
+LATENT = (("model", "deepseek-v2-lite"), ("num_gpus", 16), ("global_batch_size", 64))
+KINDS = pytest.mark.parametrize("wishes", [DENSE, MOE, LATENT], ids=["dense", "moe", "latent"])
+
+
+def sample(wishes: tuple[tuple[str, Any], ...]) -> tuple[Job, Columns]:
+    """A job and 400 of its legal layouts."""
+    scenario, layouts = sampled_layouts(wishes, 400)
+    return scenario.job, layouts
+
+
+def parts_of(record: Memory | StepSeconds) -> dict[str, np.ndarray]:
+    """The parts of a record by name."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+@KINDS
+def test_parts_sum_to_the_total_and_none_is_negative(wishes: tuple[tuple[str, Any], ...]) -> None:
+    job, x = sample(wishes)
+    step, found = time_of(job, x), memory_of(job, x)
+    np.testing.assert_allclose(sum(parts_of(step).values()), step.total)
+    tensors = sum(values for name, values in parts_of(found.parts).items() if name != "context")
+    np.testing.assert_allclose(tensors, found.parts.tensors)
+    for values in [*parts_of(step).values(), *parts_of(found.parts).values()]:
+        assert np.all(values >= -1e-9 * step.total.max()) and np.all(np.isfinite(values))
+
+
+@KINDS
+def test_many_layouts_at_once_cost_what_each_costs_alone(wishes: tuple[tuple[str, Any], ...]) -> None:
+    job, x = sample(wishes)
+    together_seconds, together_bytes = time_of(job, x).total, memory_of(job, x).need_bytes
+    for row in range(0, len(x), 29):
+        alone = x.take(slice(row, row + 1))
+        assert time_of(job, alone).total[0] == pytest.approx(together_seconds[row], rel=1e-12)
+        assert memory_of(job, alone).need_bytes[0] == pytest.approx(together_bytes[row], rel=1e-12)
+
+
+FASTER = {
+    "link": lambda job: dataclasses.replace(job, gpu=dataclasses.replace(job.gpu, link_bytes_per_s=2 * job.gpu.link_bytes_per_s)),
+    "network": lambda job: dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, nic_bytes_per_s=2 * job.nic_bytes_per_s)),
+    "memory bandwidth": lambda job: dataclasses.replace(job, gpu=dataclasses.replace(job.gpu, hbm_bytes_per_s=2 * job.gpu.hbm_bytes_per_s)),
+    "peak": lambda job: dataclasses.replace(job, gpu=dataclasses.replace(job.gpu, peak_bf16_flops=2 * job.gpu.peak_bf16_flops)),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("part", FASTER)
+def test_faster_hardware_makes_no_step_slower_and_some_faster(wishes: tuple[tuple[str, Any], ...], part: str) -> None:
+    job, x = sample(wishes)
+    before, after = time_of(job, x).total, time_of(FASTER[part](job), x).total
+    # what hides gradient traffic shrinks with faster compute, so a step may give back a little of the gain elsewhere
+    assert np.all(after <= before * (1 + 1e-9)) and np.any(after < before * 0.99)
+
+
+@KINDS
+def test_more_memory_never_turns_a_fit_into_a_failure(wishes: tuple[tuple[str, Any], ...]) -> None:
+    job, x = sample(wishes)
+    larger = dataclasses.replace(job, gpu=dataclasses.replace(job.gpu, memory_bytes=1.5 * job.gpu.memory_bytes))
+    assert np.all(memory_of(larger, x).verdict <= memory_of(job, x).verdict)
+
+
+def cost(job: Job, **axes: Any) -> tuple[float, Memory, StepSeconds]:
+    """Total seconds, memory parts and step parts of one layout."""
+    x = columns_of([Layout(**axes)])
+    step = time_of(job, x)
+    return float(step.total[0]), memory_of(job, x).parts, step
+
+
+def dense_job() -> Job:
+    """70B on 64 GPUs."""
+    return sample(DENSE)[0]
+
+
+def test_one_gpu_has_no_communication_and_no_bubble() -> None:
+    scenario, _ = sampled_layouts((("model", "llama-3.2-1b"), ("num_gpus", 1), ("global_batch_size", 8)), 10)
+    _, _, step = cost(scenario.job, micro_batch_size=2)
+    assert step.exposed_communication[0] == 0 and step.bubble[0] == 0
+
+
+def test_each_zero_stage_keeps_less_and_one_replica_saves_nothing() -> None:
+    job = dense_job()
+    sizes = []
+    for stage in range(4):
+        parts = cost(job, tensor_parallel=8, data_parallel=8, zero_stage=stage)[1]
+        sizes.append([float(parts.weights[0]), float(parts.gradients[0]), float(parts.optimizer[0])])
+    assert sizes[0][2] == pytest.approx(8 * sizes[1][2])  # ZeRO-1 shards the optimizer over 8 replicas
+    assert sizes[1][1] == pytest.approx(8 * sizes[2][1])  # ZeRO-2 the gradients
+    assert sizes[2][0] == pytest.approx(8 * sizes[3][0])  # ZeRO-3 the weights
+    whole = [cost(job, tensor_parallel=8, pipeline_parallel=8, zero_stage=stage)[1].optimizer[0] for stage in (0, 1)]
+    assert whole[0] == whole[1]
+
+
+def test_zero_stages_change_the_step_time_too() -> None:
+    seconds = [cost(dense_job(), tensor_parallel=8, data_parallel=8, zero_stage=stage)[0] for stage in (1, 2, 3)]
+    assert seconds[0] < seconds[1] < seconds[2]
+
+
+def test_tensor_parallelism_divides_weights_once() -> None:
+    four, eight = (cost(dense_job(), tensor_parallel=t, data_parallel=64 // t, zero_stage=1)[1].weights[0] for t in (4, 8))
+    assert 0.5 < eight / four < 0.51
+
+
+def test_recomputing_more_layers_saves_memory_and_costs_time() -> None:
+    job = dense_job()
+    depths = (1, 5, 10, 20)
+    found = [cost(job, tensor_parallel=4, pipeline_parallel=4, data_parallel=4, recompute="full", recompute_layers=k) for k in depths]
+    assert np.all(np.diff([seconds for seconds, _, _ in found]) > 0)
+    assert np.all(np.diff([float(parts.activations[0]) for _, parts, _ in found]) < 0)
+    none = cost(job, tensor_parallel=4, pipeline_parallel=4, data_parallel=4)
+    assert none[2].recompute[0] == 0 and found[-1][0] > 1.2 * none[0]
+
+
+def test_interleaving_divides_the_bubble() -> None:
+    job = dense_job()
+    plain = cost(job, tensor_parallel=4, pipeline_parallel=4, data_parallel=4)[2].bubble[0]
+    halved = cost(job, tensor_parallel=4, pipeline_parallel=4, data_parallel=4, virtual_pipeline=2, schedule="interleaved_1f1b")
+    assert halved[2].bubble[0] == pytest.approx(plain / 2, rel=0.02)
+
+
+def test_sequence_parallelism_divides_what_tensor_parallelism_leaves_whole() -> None:
+    job = dense_job()
+    without = dataclasses.replace(job, sequence_parallel=False)
+    axes: dict[str, Any] = {"tensor_parallel": 8, "data_parallel": 8}
+    assert cost(without, **axes)[1].activations[0] > 2 * cost(job, **axes)[1].activations[0]
+
+
+def test_attention_without_a_flash_kernel_keeps_and_moves_the_scores() -> None:
+    job = dense_job()
+    plain = job.under(dataclasses.replace(job.software, attention_kernel="fused_softmax"))
+    axes: dict[str, Any] = {"tensor_parallel": 8, "data_parallel": 8}
+    scores = 5.0 * 80 * 64 * 4096**2 / 8  # bytes x layers x heads x s^2 / t
+    assert cost(plain, **axes)[1].activations[0] - cost(job, **axes)[1].activations[0] == pytest.approx(scores)
+    assert cost(plain, **axes)[0] > cost(job, **axes)[0]
+
+
+def test_the_head_and_the_vocabulary_sit_on_the_last_stage() -> None:
+    job = dense_job()
+    layout = Layout(tensor_parallel=4, pipeline_parallel=4, data_parallel=4)
+    stages = all_stages(job, 4, 1, False)
+    rows = columns_of([layout] * 4)
+    found = memory.stage_memory(job, rows, stages, memory.loads(job, rows))
+    assert np.all(found.logits[:3] == 0) and found.logits[3] > 0
+    words = parameters.padded_vocabulary(job.model, 4, job.software.vocab_multiple) * job.model.hidden_size / 4
+    assert found.weights[3] - found.weights[1] == pytest.approx(2 * (words + job.model.hidden_size))
+
+
+def test_the_fullest_and_slowest_of_uneven_stages_count() -> None:
+    scenario, _ = sampled_layouts((("model_shape", "layers=61,hidden=4096,heads=32,vocab=32000"), ("num_gpus", 32)), 1)
+    job, axes = scenario.job, {"pipeline_parallel": 4, "data_parallel": 8}
+    uneven = cost(job, **axes)[0]
+    deeper = cost(dataclasses.replace(job, layers_per_stage=(15, 15, 15, 16)), **axes)[0]
+    lopsided = cost(dataclasses.replace(job, layers_per_stage=(10, 10, 10, 31)), **axes)[0]
+    assert uneven <= deeper < 0.7 * lopsided
+
+
+def test_expert_parallelism_needs_no_further_gpus() -> None:
+    job, x = sample(MOE)
+    product = x.tensor_parallel * x.pipeline_parallel * x.context_parallel * x.data_parallel
+    assert np.all(product == job.num_gpus) and np.any(x.expert_parallel > 1)
+
+
+def most_in_flight(order: list[list[tuple[str, int]]]) -> list[int]:
+    """The most forwards ahead of their backwards on each stage."""
+    peaks = []
+    for stage in order:
+        held = peak = 0
+        for kind, _ in stage:
+            held += 1 if kind == "F" else -1
+            peak = max(peak, held)
+        peaks.append(peak)
+    return peaks
+
+
+@pytest.mark.parametrize("stages, micro_batches", [(1, 3), (4, 16), (4, 2), (8, 8)])
+def test_micro_batches_in_flight_are_those_of_the_executed_order(stages: int, micro_batches: int) -> None:
+    def one_f_one_b(stage: int) -> list[tuple[str, int]]:
+        warm = min(stages - stage - 1, micro_batches)
+        order = [("F", i) for i in range(warm)]
+        for i in range(micro_batches - warm):
+            order += [("F", warm + i), ("B", i)]
+        return order + [("B", i) for i in range(micro_batches - warm, micro_batches)]
+
+    executed = most_in_flight([one_f_one_b(stage) for stage in range(stages)])
+    assert [int(in_flight_1f1b(micro_batches, stages, 1, stage)) for stage in range(stages)] == executed
+    assert int(in_flight_gpipe(micro_batches, stages, 1, 0)) == micro_batches
+
+
+def test_every_schedule_of_the_vocabulary_has_a_cost() -> None:
+    from solver.layout import SCHEDULES as NAMES
+
+    assert set(SCHEDULES) == set(NAMES)
+
+
+def test_gibibytes_are_not_gigabytes_and_peaks_are_dense() -> None:
+    job = dense_job()
+    assert job.gpu.memory_bytes == pytest.approx(79.2 * 2**30)
+    assert job.peak_flops == pytest.approx(989e12, rel=1e-3)
+
+
+def test_gradients_hide_behind_one_micro_batch_not_all() -> None:
+    job = dataclasses.replace(dense_job(), global_batch_size=2048)
+    slow = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, nic_bytes_per_s=1e9))
+    assert cost(slow, tensor_parallel=8, data_parallel=8, zero_stage=1)[2].data[0] > 1.0
+
+
+def test_sharded_weights_are_neither_fully_hidden_nor_fully_exposed() -> None:
+    job = dense_job()
+    _, _, step = cost(job, data_parallel=64, zero_stage=3, micro_batch_size=1, recompute="full", recompute_layers=80)
+    all_gathers = 3 * 2 * 70.5e9 / (8 * 50e9) * 4  # bytes over the nodes' NICs, four micro-batches
+    assert 0 < step.sharding[0] < all_gathers
