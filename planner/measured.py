@@ -81,12 +81,15 @@ def stack_name(row: Row) -> str:
     return "megatron-core"
 
 
+CHUNKED_LOSS_SINCE = 2026
+"""Year from which torchtitan computes the loss in chunks by default."""
+
 OVERLAPPED_TENSOR = 0.34
 """Exposed share of tensor-parallel transfers under user buffers or async tensor parallelism (fitted, x/1.32)."""
 
 COMPILED: dict[str, object] = {
     "compiled": True,
-    "fragmentation": 0.16,
+    "fragmentation": 0.10,
     "norm_input_bytes": 8.0,
     "gated_mlp_bytes": 6.0,
     "rotary_copies_bytes": 0.0,
@@ -154,8 +157,9 @@ def _states(row: Row, base: Software) -> dict[str, object]:
     if row.get("gradient_bytes"):
         changes["gradient_bytes"] = changes["reduce_bytes"] = number(row, "gradient_bytes")
     notes = row.get("notes", "")
-    if "chunked cross entropy" in notes:
-        changes["logit_bytes"] = 2.0
+    chunked = "torchtitan" in row["framework"].lower() and number(row, "year", 2024) >= CHUNKED_LOSS_SINCE
+    if "chunked cross entropy" in notes or chunked:
+        changes["logit_bytes"] = changes["tensor_logit_bytes"] = 2.0
     if "optimizer in backward" in notes:
         changes["gradient_bytes"] = 0.0
     if "8-bit AdamW" in notes:

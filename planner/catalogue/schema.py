@@ -289,6 +289,10 @@ class Software:
     """Gradients live from the backward to the step only: without accumulation they never meet the activations' peak."""
     logit_bytes: float
     """Bytes per logit at the loss: copies in half and fp32 together."""
+    tensor_logit_bytes: float = 0.0
+    """The same inside a tensor group, where a framework computes a parallel loss; 0 in a file means the same."""
+    tensor_transient_bytes: float = 0.0
+    """Gathered activations live in a tensor-parallel backward, bytes per token and hidden channel."""
     logits_whole: bool = False
     """Every tensor rank holds all logits."""
     logits_kept_bytes: float = 0.0
@@ -340,6 +344,8 @@ class Software:
             )
         if not self.reduce_bytes:
             object.__setattr__(self, "reduce_bytes", self.gradient_bytes)
+        if not self.tensor_logit_bytes:
+            object.__setattr__(self, "tensor_logit_bytes", self.logit_bytes)
         if not self.moe_optimizer_bytes:
             object.__setattr__(self, "moe_optimizer_bytes", self.optimizer_bytes)
         if not self.sharded_weights_bytes:

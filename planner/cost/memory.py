@@ -375,9 +375,11 @@ def stage_memory(job: Job, x: Columns, stage: Stages, load: Loads) -> Memory:
     covered = covered_layers(job.model, x, stage)
     activations = activation_bytes(x, stage, covered, held, load)
     live_layer = load.largest + 2.0 * load.hidden + 0.35 * load.mlp_gradient
-    transient = np.where(covered > 0, live_layer, load.mlp_gradient)
+    gathered = np.where(x.tensor_parallel > 1, s.tensor_transient_bytes * load.hidden, 0.0)
+    transient = np.where(covered > 0, live_layer, load.mlp_gradient) + gathered
     heads = stage.has_head * (1 + job.num_mtp_layers)
-    peak_logits, kept_logits = heads * s.logit_bytes * load.logits, heads * s.logits_kept_bytes * load.logits
+    per_logit = np.where(x.tensor_parallel > 1, s.tensor_logit_bytes, s.logit_bytes)
+    peak_logits, kept_logits = heads * per_logit * load.logits, heads * s.logits_kept_bytes * load.logits
     loss = heads * 4.0 * load.hidden_share + np.maximum(peak_logits - transient, kept_logits)
     if s.lazy_gradients:
         after_forward = activations + loss + transient
