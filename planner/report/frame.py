@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from planner.catalogue import load
+from planner.catalogue.schema import Software
 from planner.cost import flops
 from planner.cost.memory import VERDICTS
 from planner.frameworks.legality import framework_names
 from planner.scenario import Job, Scenario
 from planner.search import Scored, SearchResult
+from planner.uncertainty import band
 from planner.units import GIB, SECONDS_PER_DAY
 from solver.layout import RECOMPUTE, SCHEDULES, Columns
 
@@ -82,6 +85,21 @@ def training_days(scenario: Scenario, step_seconds: np.ndarray) -> np.ndarray:
 def shortlist_frame(result: SearchResult, top: int | None) -> pd.DataFrame:
     """The first ``top`` layouts (None: all) with their rank."""
     scored = result.ranked if top is None else result.ranked.take(slice(0, top))
-    frame = layouts_frame(result.scenario, scored)
+    frame = with_bands(result.scenario, scored, layouts_frame(result.scenario, scored))
     frame.insert(0, "rank", np.arange(1, len(frame) + 1))
+    return frame
+
+
+def with_bands(scenario: Scenario, scored: Scored, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with the 80 % band of every step time, and whether it extrapolates beyond the measured runs."""
+    jobs = {number: scenario.job.under(load.find(Software, _stack(scenario, number))) for number in np.unique(scored.stack).tolist()}
+    bands = [band(jobs[int(scored.stack[row])], scored.layouts.layout(row)) for row in range(len(scored))]
+    if any(found is None for found in bands):
+        return frame
+    kept = [found for found in bands if found is not None]
+    seconds = frame["step_seconds"]
+    where = list(frame.columns).index("step_seconds") + 1
+    frame.insert(where, "step_seconds_low", [s * b.low for s, b in zip(seconds, kept, strict=True)])
+    frame.insert(where + 1, "step_seconds_high", [s * b.high for s, b in zip(seconds, kept, strict=True)])
+    frame.insert(where + 2, "extrapolates", [b.extrapolates for b in kept])
     return frame

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
+from planner.uncertainty import band
 
 
 def ledger_json(found: Explanation) -> dict[str, Any]:
@@ -36,6 +37,10 @@ def ledger_json(found: Explanation) -> dict[str, Any]:
     ]
     content["step_seconds"] = float(f"{float(found.step.total[0]):.9g}")
     content["step_parts"] = {part: float(f"{float(getattr(found.step, part)[0]):.9g}") for part in STEP_FORMULAS}
+    own = band(found.job, found.layout)
+    if own is not None:
+        seconds = content["step_seconds"]
+        content["step_band"] = {"low": seconds * own.low, "high": seconds * own.high, "extrapolates": own.extrapolates}
     content["mfu"] = float(f"{found.mfu:.9g}")
     content["flags"] = dict(found.flags)
     content["napkin"] = [dataclasses.asdict(figure) for figure in found.figures]

@@ -20,6 +20,7 @@ from planner.report.frame import training_days
 from planner.scenario import Scenario
 from planner.search import SearchResult
 from planner.textbook import Figure
+from planner.uncertainty import band
 from planner.units import GIB, MIB
 
 WIDTH = 100
@@ -106,6 +107,14 @@ def legend(scenario: Scenario) -> str:
     )
 
 
+def band_line(frame: pd.DataFrame) -> str:
+    """The 80 % band of the first layout's step, and which ranks extrapolate."""
+    first = frame.iloc[0]
+    line = f"80 % band of #1: {first['step_seconds_low']:.3g} to {first['step_seconds_high']:.3g} s per step, by the nearest measured runs"
+    unlike = [int(rank) for rank in frame.loc[frame["extrapolates"], "rank"]]
+    return line + (f"; #{ranges(unlike)} extrapolate: no measured run is of their kind" if unlike else "")
+
+
 def books(result: SearchResult) -> list[str]:
     """How many layouts existed, how many each rule dropped, how many were scored, in how many seconds."""
     funnel = result.funnel
@@ -121,6 +130,8 @@ def shortlist_page(result: SearchResult, frame: pd.DataFrame, findings: list[dic
     """The whole answer to a search."""
     parts: list[RenderableType] = [Text(scenario_line(result.scenario)), Text("")]
     parts.append(shortlist_table(frame))
+    if "step_seconds_low" in frame:
+        parts.append(Text(band_line(frame)))
     parts.append(Text(legend(result.scenario), style="dim"))
     parts.append(Text(""))
     parts.append(checklist(findings))
@@ -208,7 +219,7 @@ def ledger_page(found: Explanation) -> RenderableType:
         f"MFU {found.mfu:.1%}, {job.tokens_per_step / total / job.num_gpus:,.0f} tokens/s/GPU",
         style=STYLE[verdict],
     )
-    parts: list[RenderableType] = [*head, summary, Text(""), memory_table(found), Text(""), step_table(found)]
+    parts: list[RenderableType] = [*head, summary, *band_texts(found, total), Text(""), memory_table(found), Text(""), step_table(found)]
     if scenario.training_tokens:
         days = float(training_days(scenario, found.step.total)[0])
         cost = days * 24 * job.num_gpus * scenario.price_usd_per_hour
@@ -216,6 +227,15 @@ def ledger_page(found: Explanation) -> RenderableType:
     parts += [Text(""), figures_table(found.figures), Text(""), checklist([dict(found.flags)])]
     parts += [Text(f"- {note}") for note in advice.reminders(scenario)]
     return Group(*parts)
+
+
+def band_texts(found: Explanation, seconds: float) -> list[RenderableType]:
+    """The 80 % band of a step time, if the table of residuals is there."""
+    own = band(found.job, found.layout)
+    if own is None:
+        return []
+    like = "no measured run is like it: extrapolated" if own.extrapolates else f"{own.nearest} measured runs of its kind"
+    return [Text(f"80 % band: {seconds * own.low:.3g} to {seconds * own.high:.3g} s ({like})")]
 
 
 def memory_table(found: Explanation) -> Table:
