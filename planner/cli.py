@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from planner.scenario import FRAMEWORK_CHOICES, SORTS, Scenario
 
 LONG_WORK = 1_500_000
 """Layouts from which on a progress bar is worth its place."""
+
+MOST_FLAGGED = 100
+"""Layouts of a shortlist that the checklist looks at."""
 
 FORMATS = ("table", "csv", "json", "markdown")
 
@@ -58,10 +62,9 @@ class Values(click.ParamType[Any]):
         pieces = [piece.strip() for piece in value.split(",")]
         if self.words:
             return tuple(pieces)
-        try:
-            return tuple(int(piece) for piece in pieces)
-        except ValueError:
-            raise InputError(f"{option} = {value} must be whole numbers separated by commas, such as 2,4,8") from None
+        if not all(re.fullmatch(r"-?[0-9]+", piece, re.ASCII) for piece in pieces):
+            raise InputError(f"{option} = {value} must be whole numbers separated by commas, such as 2,4,8")
+        return tuple(int(piece[:20]) for piece in pieces)
 
 
 REQUEST_OPTIONS: tuple[Callable[..., Any], ...] = (
@@ -156,22 +159,26 @@ def search_command(
     for path in (output, csv_path):
         if path is not None:
             check_writable(path)
+    if output is not None and csv_path is not None and output.resolve() == csv_path.resolve():
+        raise InputError(f"--output and --csv both name {output}")
     scenario = scenario_of(scenario_word, wishes)
     with progress_bar() as progress:
         result = search(scenario, sort, progress)
     frame = shortlist_frame(result, top)
-    findings = shortlist_flags(scenario, result.ranked.take(slice(0, top)))
+    findings = shortlist_flags(scenario, result.ranked.take(slice(0, min(top, MOST_FLAGGED if style in ("table", "json") else 0))))
     pages: dict[str, Callable[[], Iterable[str]]] = {
         "csv": lambda: everything(result) if every else formats.csv_pieces(frame),
         "json": lambda: [formats.json_text(result, frame, findings)],
         "markdown": lambda: [formats.markdown_text(frame)],
         "table": lambda: [rendered(text.shortlist_page(result, frame, findings), to_file=output is not None)],
     }
+    if output is not None:
+        emit(pages[style](), output)
     if csv_path is not None:
         write_atomically(csv_path, pages["csv"]())
-    emit(pages[style](), output)
-    if csv_path is not None:
         click.echo(f"wrote {csv_path}", err=True)
+    if output is None:
+        emit(pages[style](), None)
 
 
 @planner.command(context_settings={"max_content_width": 100})
@@ -324,26 +331,39 @@ def fail(message: str, code: int) -> NoReturn:
 
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """A command with the exit codes that people rely on: 0 ok, 1 nothing feasible, 2 bad input, 130 interrupted."""
+    if sys.stdout is None:  # started without standard output: nothing to say, and nowhere
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    code = 0
     try:
-        code = command.main(args=arguments, standalone_mode=False)
+        try:
+            code = command.main(args=arguments, standalone_mode=False) or 0
+        except NoLayoutFits as nothing:
+            from planner.report.text import no_layout_lines
+
+            code = 1
+            click.echo("\n".join(no_layout_lines(nothing.result)))
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
         sys.stdout.flush()
     except InputError as error:
         fail(f"error: {error}", 2)
     except click.ClickException as error:
         fail(f"error: {error.format_message()}", 2)
-    except NoLayoutFits as nothing:
-        from planner.report.text import no_layout_lines
-
-        click.echo("\n".join(no_layout_lines(nothing.result)))
-        raise SystemExit(1) from None
     except (click.Abort, KeyboardInterrupt):
         fail("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
-        raise SystemExit(0) from None
+        _silence_output()  # the reader left: nothing more to say
+    except OSError as error:
+        _silence_output()
+        fail(f"error: standard output: {error.strerror or error}", 2)
     except MemoryError:
         fail("error: not enough memory for this space; pin some axes (--tp, --pp, --mb, ...)", 2)
-    raise SystemExit(code if isinstance(code, int) else 0)
+    raise SystemExit(code)
+
+
+def _silence_output() -> None:
+    """Standard output cannot take more: keep the interpreter from trying again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> NoReturn:
@@ -359,3 +379,7 @@ def search_main() -> NoReturn:
 def version() -> str:
     """The installed version."""
     return metadata.version("layout-planner")
+
+
+if __name__ == "__main__":
+    main()

@@ -98,7 +98,8 @@ def complete_layout(scenario: Scenario, label: str) -> Layout:
     except ValueError as error:
         known = ("tp8", "pp4", "vp2", "cp1", "ep1", "dp64", "zero1", "mb1", "none", "selective", "full", *SCHEDULES)
         piece = str(error).split("'")[1] if "'" in str(error) else label
-        raise InputError(f"layout '{label}': {error}{nearest(piece, known)}") from None
+        hint = nearest(piece, known) if "is no part" in str(error) else ""
+        raise InputError(f"layout '{label}': {error}{hint}") from None
     for axis, value in stated.items():
         if isinstance(value, int) and value < 1 and axis not in ("zero_stage", "recompute_layers"):
             raise InputError(f"layout '{label}': {axis} = {value} must be at least 1")

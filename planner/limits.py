@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from planner.catalogue.schema import Software
 from planner.cost import parameters
+from planner.cost.memory import MOST_ROOM_SHARE
 from planner.scenario import OPTIMIZERS, Job
 
 KIB = 1024
@@ -61,6 +62,6 @@ def memory_floor(job: Job, stacks: Iterable[Software], zero_stages: Iterable[int
 def _most_tensor_bytes(job: Job, stack: Software) -> float:
     """Tensors beyond which the verdict is "out of memory" whatever they are made of: the widest uncertainty applies."""
     physics, usable = job.physics, job.gpu.memory_bytes
-    widest = math.hypot(stack.memory_uncertainty, physics.loss_uncertainty, physics.room_uncertainty_bytes / usable)
+    widest = math.hypot(stack.memory_uncertainty, physics.loss_uncertainty, min(physics.room_uncertainty_bytes / usable, MOST_ROOM_SHARE))
     need = usable * math.exp(physics.oom_sigmas * widest)
-    return (need - stack.context_bytes - stack.communicator_bytes) / (1.0 + stack.reserve_share)
+    return max((need - stack.context_bytes - stack.communicator_bytes) / (1.0 + stack.reserve_share), 0.0)

@@ -122,7 +122,7 @@ AXIS_KEYS = TABLES["choices"][7:]
 RENAMED = {"model": {"name": "model", "shape": "model_shape"}, "cluster": {"name": "cluster"}}
 """Keys that read better inside their table than by their flat name."""
 
-COUNT = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,2})?)([kmbgt]?)", re.IGNORECASE)
+COUNT = re.compile(r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*)(?:\.[0-9]+)?(?:e[0-9]{1,2})?)([kmbgt]?)", re.IGNORECASE | re.ASCII)
 SCALES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
@@ -132,7 +132,7 @@ def parse_count(text: str, what: str) -> float:
     >>> parse_count("1.4T", "tokens"), parse_count("2,048", "gpus")
     (1400000000000.0, 2048.0)
     """
-    match = COUNT.fullmatch(text.strip())
+    match = COUNT.fullmatch(text)
     if not match:
         raise InputError(f"{what} = '{text}' must be a positive number such as 4096, 1.4T or 4M")
     try:
@@ -169,7 +169,7 @@ def _typed(value: Any, hint: str, where: str) -> Any:
         inner: Any = kinds[kind.removeprefix("tuple[").split(",")[0]]
         listed = value if isinstance(value, list) else [value]
         return tuple(load.checked(inner, item, where) for item in listed)
-    if kind == "str" and isinstance(value, dict):
+    if kind == "str" and isinstance(value, dict) and where.endswith(("shape", "model_shape")):
         return ",".join(f"{key}={_plain(item)}" for key, item in value.items())
     if kind in ("int", "float") and isinstance(value, str):
         value = parse_count(value, where)
@@ -183,10 +183,12 @@ def _plain(value: Any) -> str:
 def scenario_path(word: str) -> Path:
     """The file that a scenario's name or path stands for. Raises InputError with the nearest names."""
     path = Path(word)
-    if path.suffix == ".toml" or path.exists():
+    if not word:
+        raise InputError("scenario is empty: name one or leave it out")
+    if path.suffix == ".toml" or load.exists(path):
         return path
     named = SCENARIO_FOLDER / f"{word}.toml"
-    if named.is_file():
+    if load.exists(named):
         return named
     known = [p.stem for p in SCENARIO_FOLDER.glob("*.toml")] if SCENARIO_FOLDER.is_dir() else []
     raise InputError(f"no scenario called '{word}' in {SCENARIO_FOLDER}/{nearest(word, known)}")
@@ -218,6 +220,8 @@ def shape_model(text: str) -> Model:
         name = short.get(key.strip(), key.strip())
         if not equals or name not in known:
             raise InputError(f"model_shape: '{pair}' is not key=value with a known key{nearest(key, [*short, *known])}")
+        if name in flat:
+            raise InputError(f"model_shape: {name} is stated twice")
         flat[name] = _shape_value(name, value.strip())
     hidden, heads = flat.get("hidden_size"), flat.get("num_attention_heads")
     if isinstance(hidden, int):
@@ -234,6 +238,8 @@ def _shape_value(name: str, text: str) -> int | bool | str:
         return text.lower() == "true"
     if name in ("name", "norm"):
         return text
+    if isinstance(next(f.default for f in dataclasses.fields(Model) if f.name == name), bool):
+        raise InputError(f"model_shape: {name} = {text} must be true or false")
     number = parse_count(text, f"model_shape: {name}")
     if not number.is_integer():
         raise InputError(f"model_shape: {name} = '{text}' must be a whole number")
@@ -243,7 +249,7 @@ def _shape_value(name: str, text: str) -> int | bool | str:
 def find_model(word: str) -> Model:
     """The model that a catalogue name, a config.json or a TOML file stands for. Raises InputError."""
     path = Path(word)
-    if path.suffix == ".json" or path.is_dir():
+    if path.suffix == ".json" or (load.exists(path) and path.is_dir()):
         from planner.catalogue.huggingface import read_config
 
         return read_config(path)
@@ -254,6 +260,7 @@ def find_model(word: str) -> Model:
 
 def make_scenario(request: Request, name: str = "flags") -> Scenario:
     """The scenario of a request, the field's defaults filled in. Raises InputError."""
+    _check_amounts(request)
     if request.model is None and request.model_shape is None:
         raise InputError("model is missing: name one with --model (see 'planner list models') or give --model-shape")
     if request.num_gpus is None:
@@ -283,6 +290,40 @@ def make_scenario(request: Request, name: str = "flags") -> Scenario:
     tokens = request.training_tokens or 0.0
     price = gpu.price_usd_per_hour if request.price_usd_per_hour is None else request.price_usd_per_hour
     return Scenario(name=name, job=job, choices=_choices(request), training_tokens=tokens, price_usd_per_hour=price, profile=profile)
+
+
+LEAST_AND_MOST = {
+    "training_tokens": (1.0, 1e18),
+    "gpu_memory_gib": (0.01, 65_536.0),
+    "price_usd_per_hour": (0.0, 1e6),
+    "nic_gbit_per_s": (1e-3, 1e6),
+    "gpus_per_node": (1, 1_000_000),
+    "seq_len": (1, 1 << 26),
+    "global_batch_tokens": (1, 1 << 50),
+}
+"""Beyond these an amount is a slip of the keyboard."""
+
+
+def table_of(key: str) -> str:
+    """The table of a scenario file that holds a key."""
+    return next(table for table, keys in TABLES.items() if key in keys)
+
+
+def _check_amounts(request: Request) -> None:
+    """Raise InputError for empty words and for amounts that make no sense, before anything divides by them."""
+    for field in dataclasses.fields(request):
+        value = getattr(request, field.name)
+        where = f"{table_of(field.name)}.{field.name}"
+        if value == "":
+            raise InputError(f"{where} is empty: leave it out or name one")
+        least, most = LEAST_AND_MOST.get(field.name, (None, None))
+        if value is None or least is None or most is None or (field.name == "training_tokens" and value == 0):
+            continue
+        if not least <= value <= most:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise InputError(f"{where} = {shown} must lie between {least:g} and {most:g}")
+    if request.model is not None and request.model_shape is not None:
+        raise InputError("state model.name or model_shape (--model or --model-shape), not both")
 
 
 def _default_gpu(request: Request) -> str:

@@ -86,10 +86,16 @@ def band(job: Job, layout: Layout, without_family: str = "") -> Band | None:
     Runs weigh by exp of their likeness, and a family of n runs by n^0.4 in all. ``without_family`` leaves a source out,
     as the check of the band itself must.
     """
+    own = traits(job, layout)
+    return _band_of(tuple(own[trait] for trait in TRAITS), without_family)
+
+
+@functools.cache
+def _band_of(values: tuple[str, ...], without_family: str) -> Band | None:
     table = shipped()
     if table is None:
         return None
-    own = traits(job, layout)
+    own = dict(zip(TRAITS, values, strict=True))
     same = {trait: table.kind[trait] == own[trait] for trait in TRAITS}
     likeness = sum(same[trait] * WEIGHT.get(trait, OTHER) for trait in TRAITS)
     weights = np.exp(likeness - likeness.max()) * _family_shares(table.family)

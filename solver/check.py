@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         experts,
         "expert_parallel expert_tensor_parallel",
-        "num_experts = {num_experts} does not divide by expert_parallel = {expert_parallel}",
+        "{expert_reason}",
     ),
     _rule(
         expert_tensor,
@@ -269,7 +269,11 @@ def facts(layout: Layout, problem: Problem) -> Mapping[str, Any]:
     """All numbers that a message may name."""
     chunks = layout.pipeline_parallel * layout.virtual_pipeline
     grid = layout.tensor_parallel * layout.context_parallel * layout.data_parallel
+    no_experts = "the model has no experts, so expert_parallel and expert_tensor_parallel must be 1"
     derived = {
+        "expert_reason": f"num_experts = {problem.num_experts} does not divide by expert_parallel = {layout.expert_parallel}"
+        if problem.num_experts
+        else no_experts,
         "num_micro_batches": num_micro_batches(layout, problem),
         "grid": grid,
         "gpus_asked": grid * layout.pipeline_parallel,

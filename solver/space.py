@@ -235,6 +235,7 @@ def _solutions(problem: Problem, axes: tuple[str, ...], posts: tuple[Post, ...])
     solver = cp_model.CpSolver()
     solver.parameters.enumerate_all_solutions = True
     solver.parameters.num_workers = 1  # enumeration is sequential
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to the program
     solver.parameters.linearization_level = 0  # no objective to bound: nine times faster
     status = solver.solve(model, collector)
     if status not in (cp_model.OPTIMAL, cp_model.INFEASIBLE):

@@ -30,9 +30,19 @@ FOLDERS: dict[type, str] = {
 MAX_FILE_BYTES = 4 << 20
 
 
+def exists(path: Path) -> bool:
+    """Whether a path names something; names that no file could have do not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises InputError with the path and what is wrong in one line."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InputError(f"{path}: is a pipe or device, not a file")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB, so not a file of this kind")
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -40,6 +50,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a text file in UTF-8") from None
+    except RecursionError:
+        raise InputError(f"{path}: not valid TOML: nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
 
@@ -129,6 +141,8 @@ def parse_file(cls: type[Record], path: Path) -> Record:
     published = tables.pop("published", None)
     flat = flatten(tables, where)
     if published is not None:
+        if not isinstance(published, dict):
+            raise InputError(f"{where}: published must be a table")
         for key in ("params", "active_params", "includes_mtp"):
             if key in published:
                 flat[f"published_{key}"] = published[key]
@@ -169,7 +183,7 @@ def find(cls: type[Record], word: str) -> Record:
     if word.endswith(".toml"):
         return parse_file(cls, Path(word))
     name = word.strip().lower()
-    if "/" not in name and (_folder(cls) / f"{name}.toml").is_file():
+    if "/" not in name and name in names(cls):
         return cast(Record, _shipped(cast(Hashable, cls), name))
     known = _aliases(cast(Hashable, cls))
     if name not in known:

@@ -10,10 +10,20 @@ RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "moe", "mla_up_
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 
 
+MOST = {"num_layers": 2_000, "hidden_size": 1_000_000, "num_attention_heads": 100_000, "vocab_size": 100_000_000}
+"""Sizes beyond these are slips of the keyboard."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise :class:`InputError` with ``message`` unless the condition holds."""
     if not condition:
         raise InputError(message)
+
+
+def within(where: str, record: object, key: str, least: float, most: float) -> None:
+    """Raise :class:`InputError` unless a figure of a record lies in a plausible range (base units)."""
+    value = getattr(record, key)
+    require(least <= value <= most, f"{where}: {key} = {value:g} must lie between {least:g} and {most:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +92,7 @@ class Model:
         where = f"model '{self.name}'"
         for key in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size"):
             value = getattr(self, key)
-            require(value > 0, f"{where}: {key} = {value} must be a positive whole number")
+            require(0 < value <= MOST[key], f"{where}: {key} = {value} must lie between 1 and {MOST[key]:,}")
         if not self.num_key_value_heads:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if not self.head_dim:
@@ -111,6 +121,12 @@ class Model:
                 object.__setattr__(self, "shared_ffn_hidden_size", width)
         has_dense = not self.num_experts or self.num_dense_layers > 0
         require(not has_dense or self.ffn_hidden_size > 0, f"{where}: ffn_hidden_size is missing")
+        for key in ("ffn_hidden_size", "moe_ffn_hidden_size", "shared_ffn_hidden_size", "head_dim", "num_experts"):
+            require(getattr(self, key) <= 10_000_000, f"{where}: {key} = {getattr(self, key)} must be at most 10,000,000")
+        require(
+            self.num_window_layers <= self.num_layers,
+            f"{where}: num_window_layers = {self.num_window_layers} must be at most num_layers = {self.num_layers}",
+        )
         require(
             self.norm in ("rmsnorm", "layernorm"),
             f"{where}: norm = '{self.norm}' is not one of 'rmsnorm', 'layernorm'",
@@ -159,9 +175,14 @@ class Gpu:
 
     def __post_init__(self) -> None:
         where = f"gpu '{self.name}'"
-        for key in ("memory_bytes", "peak_fp16_flops", "hbm_bytes_per_s", "link_bytes_per_s", "nic_bytes_per_s", "num_sms"):
-            value = getattr(self, key)
-            require(value > 0, f"{where}: {key} = {value} must be positive")
+        within(where, self, "memory_bytes", 1e7, 1e14)
+        within(where, self, "peak_fp16_flops", 1e9, 1e19)
+        for key in ("peak_bf16_flops", "peak_fp8_flops", "peak_fp4_flops"):
+            if getattr(self, key):
+                within(where, self, key, 1e9, 1e19)
+        for key in ("hbm_bytes_per_s", "link_bytes_per_s", "nic_bytes_per_s"):
+            within(where, self, key, 1e5, 1e17)
+        within(where, self, "num_sms", 1, 1e6)
         require(0 < self.sustained_share <= 1, f"{where}: sustained_share must lie in (0, 1]")
 
 
@@ -184,7 +205,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         where = f"cluster '{self.name}'"
-        require(self.gpus_per_node > 0, f"{where}: gpus_per_node = {self.gpus_per_node} must be positive")
+        within(where, self, "gpus_per_node", 1, 1e6)
+        for key in ("link_bytes_per_s", "nic_bytes_per_s"):
+            if getattr(self, key):
+                within(where, self, key, 1e5, 1e17)
         require(self.oversubscription >= 1, f"{where}: oversubscription = {self.oversubscription} must be at least 1")
 
 
@@ -337,6 +361,9 @@ class Software:
         ):
             value = getattr(self, key)
             require(value in legal, f"{where}: {key} = '{value}' is not one of {', '.join(legal)}")
+        within(where, self, "matmul_quality", 0.01, 10)
+        within(where, self, "vocab_multiple", 1, 1e6)
+        within(where, self, "memory_uncertainty", 0, 1)
         for module in self.recompute_modules:
             require(
                 module in RECOMPUTE_MODULES,

@@ -436,6 +436,10 @@ def reserved_bytes(job: Job, memory: Memory) -> Floats:
 VERDICTS = ("fits", "at risk", "out of memory")
 
 
+MOST_ROOM_SHARE = 0.25
+"""The fixed part of the uncertainty is at most this share of a need: no card of a few GiB is evidence-backed."""
+
+
 def log_error(job: Job, need: Floats, loose: Floats) -> Floats:
     """Standard deviation of the need's log error; ``loose`` are the bytes of logits and transients in it.
 
@@ -443,7 +447,9 @@ def log_error(job: Job, need: Floats, loose: Floats) -> Floats:
     """
     physics = job.physics
     share = physics.loss_uncertainty * loose / need
-    return np.asarray(np.sqrt(job.software.memory_uncertainty**2 + share**2 + (physics.room_uncertainty_bytes / need) ** 2))
+    return np.asarray(
+        np.sqrt(job.software.memory_uncertainty**2 + share**2 + np.minimum(physics.room_uncertainty_bytes / need, MOST_ROOM_SHARE) ** 2)
+    )
 
 
 def verdicts(job: Job, need: Floats, loose: Floats) -> Ints:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from planner.catalogue import load
-from planner.catalogue.schema import Software
 from planner.cost import flops
 from planner.cost.memory import VERDICTS
 from planner.frameworks.legality import framework_names
 from planner.scenario import Job, Scenario
-from planner.search import Scored, SearchResult
+from planner.search import Scored, SearchResult, jobs_by_framework
 from planner.uncertainty import band
 from planner.units import GIB, SECONDS_PER_DAY
 from solver.layout import RECOMPUTE, SCHEDULES, Columns
@@ -92,7 +90,7 @@ def shortlist_frame(result: SearchResult, top: int | None) -> pd.DataFrame:
 
 def with_bands(scenario: Scenario, scored: Scored, frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with the 80 % band of every step time, and whether it extrapolates beyond the measured runs."""
-    jobs = {number: scenario.job.under(load.find(Software, _stack(scenario, number))) for number in np.unique(scored.stack).tolist()}
+    jobs = jobs_by_framework(scenario)
     bands = [band(jobs[int(scored.stack[row])], scored.layouts.layout(row)) for row in range(len(scored))]
     if any(found is None for found in bands):
         return frame

@@ -17,6 +17,7 @@ from planner.cost import parameters
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.report.frame import training_days
+from planner.request import CODES
 from planner.scenario import Scenario
 from planner.search import SearchResult
 from planner.textbook import Figure
@@ -194,7 +195,8 @@ def illegal_lines(found: Explanation) -> list[str]:
     lines = [f"{rule}: {sentence}" for rule, sentence in found.broken_rules.items()]
     for axis, values in found.legal_values.items():
         if values and len(values) <= 64:
-            lines.append(f"  legal {axis}, all else kept: {', '.join(map(str, values))}")
+            words = [CODES[axis][value] if axis in CODES else str(value) for value in values]
+            lines.append(f"  legal {axis}, all else kept: {', '.join(words)}")
     if not found.accepted_by and found.scenario.choices.framework != "none":
         for framework, rules in found.refused_by.items():
             lines += [f"{framework} refuses it by {rule}" for rule in rules]
@@ -211,11 +213,13 @@ def ledger_page(found: Explanation) -> RenderableType:
         Text(f"layout {found.layout.label}, software {job.software.name}"),
         Text(f"accepted by: {', '.join(found.accepted_by) or 'no framework'}"),
     ]
-    head += [Text(line, style="red") for line in illegal_lines(found)] if not found.legal else []
+    if not found.legal:
+        head += [Text("not legal; its figures if it were:", style="red")]
+        head += [Text(line, style="red") for line in illegal_lines(found)]
     verdict = VERDICTS[found.verdict]
     need = float(found.need_bytes.max())
     summary = Text(
-        f"verdict: {verdict}; {need / GIB:.1f} of {job.gpu.memory_bytes / GIB:.1f} GiB; step {total:.3f} s, "
+        f"{'verdict' if found.legal else 'memory'}: {verdict}; {need / GIB:.1f} of {job.gpu.memory_bytes / GIB:.1f} GiB; step {total:.3f} s, "
         f"MFU {found.mfu:.1%}, {job.tokens_per_step / total / job.num_gpus:,.0f} tokens/s/GPU",
         style=STYLE[verdict],
     )

@@ -12,7 +12,11 @@ from planner.errors import InputError
 
 def check_writable(path: Path) -> None:
     """Raise InputError when a result could not be written there, before any work is done."""
-    if path.is_dir():
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    if path.is_dir() or str(path).endswith("/"):
         raise InputError(f"{path}: is a folder; give a file name")
     folder = path.parent
     if not folder.is_dir():
@@ -27,7 +31,10 @@ def write_atomically(path: Path, pieces: Iterable[str]) -> None:
     if path.exists() and not path.is_file():  # a pipe or device cannot be renamed onto
         _write_through(path, pieces)
         return
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             for piece in pieces:

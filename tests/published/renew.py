@@ -23,7 +23,7 @@ from planner.measured import Run
 from planner.profile import read_profile
 from planner.report.accuracy import percent, summary_lines
 from planner.report.write import write_atomically
-from planner.uncertainty import RESIDUALS, TRAITS, shipped, traits
+from planner.uncertainty import RESIDUALS, TRAITS, _band_of, shipped, traits
 from planner.validate import NOISY, SHIPPED, predict, read_rows, report, runs_of
 
 HERE = Path(__file__).parent
@@ -161,6 +161,7 @@ def main() -> None:
     errors = cross_validated(timed)
     write_atomically(RESIDUALS, residual_pieces(timed, errors))
     shipped.cache_clear()
+    _band_of.cache_clear()
     left_out, found = left_out_medians(timed, errors), report(predictions, skipped)
     write_atomically(PAGE, [page(found, left_out)])
     write_atomically(HISTORY, history(change, found, left_out))
