@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -15,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from planner.errors import InputError, NoLayoutFits
-from planner.request import Request, make_scenario, parse_count, read_request, scenario_path
+from planner.request import Request, import_notes, make_scenario, parse_count, read_request, scenario_path
 from planner.scenario import FRAMEWORK_CHOICES, SORTS, Scenario
 
 LONG_WORK = 1_500_000
@@ -44,6 +46,30 @@ class Count(click.ParamType[Any]):
         if self.whole and not number.is_integer():
             raise InputError(f"{option} = {value} must be a whole number")
         return int(number) if self.whole else number
+
+
+class OutputPath(click.ParamType[Any]):
+    """Where to write a result: a file's name."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path. Raises InputError for a folder's name."""
+        if not str(value) or str(value).endswith("/"):
+            raise InputError(f"{value or (param.opts[0] if param else 'path')}: names a folder; give a file name")
+        return Path(value)
+
+
+class ReaderLeft(BaseException):
+    """Standard output is a pipe that nobody reads any more (click would make it a failure)."""
+
+
+class Interrupted(BaseException):
+    """Ctrl-C."""
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise Interrupted
 
 
 class Values(click.ParamType[Any]):
@@ -114,12 +140,15 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scenario_of(scenario_word: str | None, wishes: dict[str, Any]) -> Scenario:
-    """The scenario of a file, flags, or both."""
-    flags = Request(**wishes)
-    if not scenario_word:
-        return make_scenario(flags)
-    path = scenario_path(scenario_word)
-    return make_scenario(flags.over(read_request(path)), name=path.stem)
+    """The scenario of a file, flags, or both; what an imported config left open is told on standard error."""
+    request, name = Request(**wishes), "flags"
+    if scenario_word is not None:
+        path = scenario_path(scenario_word)
+        request, name = request.over(read_request(path)), path.stem
+    scenario = make_scenario(request, name=name)
+    for line in import_notes(request):
+        click.echo(line, err=True)
+    return scenario
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -133,8 +162,8 @@ def planner() -> None:
 @click.option("--sort", type=click.Choice(SORTS), default="step", show_default=True, help="What is best.")
 @click.option("--top", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Rows of the shortlist.")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), help="Write the result there instead of printing it.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the CSV for review.")
+@click.option("--output", type=OutputPath(), help="Write the result there instead of printing it.")
+@click.option("--csv", "csv_path", type=OutputPath(), help="Also write the CSV for review.")
 @click.option("--all", "every", is_flag=True, help="The CSV holds every layout of the space, rejected ones with their reason.")
 def search_command(
     scenario_word: str | None,
@@ -185,7 +214,7 @@ def search_command(
 @request_options
 @click.option("--layout", "label", required=True, help="Such as tp8-pp4-dp64-zero1-mb1; what is left out is filled in.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), help="Write the ledger there instead of printing it.")
+@click.option("--output", type=OutputPath(), help="Write the ledger there instead of printing it.")
 def explain(scenario_word: str | None, label: str, style: str, output: Path | None, **wishes: Any) -> None:
     """Take one layout apart: bytes per part and stage, seconds per part, each with its formula."""
     from planner.explain import complete_layout
@@ -214,7 +243,7 @@ def explain(scenario_word: str | None, label: str, style: str, output: Path | No
 @click.option("--family", help="Only the rows of one source.")
 @click.option("--profile", type=click.Path(path_type=Path), help="Constants that `planner calibrate` wrote.")
 @click.option("--format", "style", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), help="Write the report there instead of printing it.")
+@click.option("--output", type=OutputPath(), help="Write the report there instead of printing it.")
 def validate(runs_path: Path | None, family: str | None, profile: Path | None, style: str, output: Path | None) -> None:
     """Predict measured runs and report how right the model is: time, memory, ranking, verdicts."""
     from planner.profile import read_profile
@@ -236,7 +265,7 @@ def validate(runs_path: Path | None, family: str | None, profile: Path | None, s
 
 @planner.command(context_settings={"max_content_width": 100})
 @click.argument("measured", type=click.Path(path_type=Path))
-@click.option("--write", "profile_path", type=click.Path(path_type=Path), help="Write the fitted constants as a profile.")
+@click.option("--write", "profile_path", type=OutputPath(), help="Write the fitted constants as a profile.")
 def calibrate(measured: Path, profile_path: Path | None) -> None:
     """Fit the physical constants to your own measured steps (1 to 20 rows of the runs file's columns)."""
     from collections import Counter
@@ -276,8 +305,11 @@ def emit(pieces: Iterable[str], output: Path | None) -> None:
 
         write_atomically(output, pieces)
         return
-    for piece in pieces:
-        click.echo(piece, nl=False)
+    try:
+        for piece in pieces:
+            click.echo(piece, nl=False)
+    except BrokenPipeError:
+        raise ReaderLeft from None
 
 
 def rendered(page: Any, *, to_file: bool) -> str:
@@ -334,6 +366,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     if sys.stdout is None:  # started without standard output: nothing to say, and nowhere
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     code = 0
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _interrupt)  # click would print a line of its own
     try:
         try:
             code = command.main(args=arguments, standalone_mode=False) or 0
@@ -349,9 +383,9 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         fail(f"error: {error}", 2)
     except click.ClickException as error:
         fail(f"error: {error.format_message()}", 2)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt, Interrupted):
         fail("interrupted", 130)
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderLeft):
         _silence_output()  # the reader left: nothing more to say
     except OSError as error:
         _silence_output()

@@ -133,7 +133,7 @@ def explain(scenario: Scenario, layout: Layout) -> Explanation:
         scenario=scenario,
         layout=layout,
         broken_rules=broken_rules,
-        legal_values={axis: check.legal_values(layout, problem, axis) for axis in axes},
+        legal_values={axis: check.legal_values(layout, problem, axis, product="gpu_product" in broken_rules) for axis in axes},
         refused_by={
             name: [f"{rule.id}: {rule.sentence}" for rule in broken(scenario.job_in(name), layout, name)]
             for name in FRAMEWORKS
@@ -142,7 +142,7 @@ def explain(scenario: Scenario, layout: Layout) -> Explanation:
         accepted_by=accepted,
         job=job,
     )
-    countable = {"gpu_product", "replicas", "batch", "layers", "expert_grid", "experts"}
+    countable = {"gpu_product", "replicas", "batch", "layers", "expert_grid", "experts", "schedule"}
     return base if countable & set(broken_rules) else _ledger(base, x)
 
 

@@ -40,12 +40,12 @@ def order(scenario: Scenario, scored: Scored, sort: str = "step") -> Ints:
     rounded = _significant(measure)
     axes = TIE_BREAKERS + tuple(axis for axis in AXES if axis not in TIE_BREAKERS)
     keys = [getattr(scored.layouts, axis) for axis in reversed(axes)]
-    second = scored.step_seconds if sort == "memory" else scored.need_bytes
-    return np.lexsort([*keys, _significant(second), rounded, scored.verdict]).astype(np.int64)
+    second = scored.need_bytes if sort == "step" else scored.step_seconds
+    return np.lexsort([*keys, _significant(scored.need_bytes), _significant(second), rounded, scored.verdict]).astype(np.int64)
 
 
 def _significant(values: Floats, digits: int = 12) -> Floats:
     """Values rounded to some significant digits, so that the last bits of a sum never decide a rank."""
-    positive = np.maximum(np.abs(values), 1e-300)
+    positive = np.where(values == 0, 1.0, np.abs(values))
     scale = 10.0 ** (digits - 1 - np.floor(np.log10(positive)))
     return np.asarray(np.round(values * scale) / scale)

@@ -79,6 +79,9 @@ class Request:
     def over(self, other: Request) -> Request:
         """This request, with the other's wishes where it states none."""
         chosen = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for one, twin in (("model", "model_shape"), ("global_batch_size", "global_batch_tokens")):  # two ways to say one thing
+            if chosen[one] is not None or chosen[twin] is not None:
+                other = dataclasses.replace(other, **{one: None, twin: None})
         return dataclasses.replace(other, **{key: value for key, value in chosen.items() if value is not None})
 
 
@@ -258,6 +261,18 @@ def find_model(word: str) -> Model:
     return load.find(Model, word)
 
 
+def import_notes(request: Request) -> list[str]:
+    """What was assumed and what was ignored in reading the request's config.json; nothing for other models."""
+    path = Path(request.model or "")
+    if request.model is None or not (path.suffix == ".json" or (load.exists(path) and path.is_dir())):
+        return []
+    from planner.catalogue.huggingface import read
+
+    found = read(path)
+    lines = [f"{path}: assumed {line}" for line in found.assumed]
+    return lines + ([f"{path}: not used: {', '.join(found.ignored)}"] if found.ignored else [])
+
+
 def make_scenario(request: Request, name: str = "flags") -> Scenario:
     """The scenario of a request, the field's defaults filled in. Raises InputError."""
     _check_amounts(request)
@@ -294,7 +309,7 @@ def make_scenario(request: Request, name: str = "flags") -> Scenario:
 
 LEAST_AND_MOST = {
     "training_tokens": (1.0, 1e18),
-    "gpu_memory_gib": (0.01, 65_536.0),
+    "gpu_memory_gib": (1e-4, 65_536.0),
     "price_usd_per_hour": (0.0, 1e6),
     "nic_gbit_per_s": (1e-3, 1e6),
     "gpus_per_node": (1, 1_000_000),

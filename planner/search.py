@@ -18,8 +18,8 @@ from planner.frameworks import FRAMEWORKS
 from planner.frameworks.legality import accepting
 from planner.rank import order
 from planner.scenario import Job, Scenario
-from solver import prune, space
-from solver.layout import Columns, Ints, Layout
+from solver import check, prune, space
+from solver.layout import AXES, Columns, Ints, Layout
 from solver.problem import UNLIMITED_KIB, Problem
 
 PIECE = 1 << 16
@@ -192,6 +192,21 @@ def nearest_above_floor(scenario: Scenario, problem: Problem) -> Rejected | None
     """The layout that misses the memory by least when the solver's floor already refused every mesh."""
     _, nearest, _ = score(scenario, enumerate_layouts(dataclasses.replace(problem, usable_kib=UNLIMITED_KIB)))
     return nearest
+
+
+def nearest_refused(problem: Problem) -> tuple[Layout, str] | None:
+    """Of the layouts that the solver's rules refuse one that came furthest, and the rule that it breaks, with numbers."""
+    last: prune.Dropped | None = None
+    for step in prune.walk(problem, {}, AXES):
+        if isinstance(step, prune.Dropped) and step.layouts:
+            last = step
+    if last is None:
+        return None
+    values = {axis: domain[0] for axis, domain in problem.domains.items()}
+    values |= {axis: int(column[0]) for axis, column in last.table.items()}
+    values[last.axis] = last.refused[int(last.kind[0])][0]
+    layout = Columns(**{axis: np.array([value], dtype=np.int64) for axis, value in values.items()}).layout(0)
+    return layout, check.broken_rules(layout, problem).get(last.rule.name, last.rule.sentence)
 
 
 def check_batch(problem: Problem) -> None:

@@ -290,13 +290,16 @@ def broken_rules(layout: Layout, problem: Problem) -> dict[str, str]:
     return {rule.name: rule.broken.format(**known) for rule in RULES if not np.all(rule.holds(one, problem))}
 
 
-def legal_values(layout: Layout, problem: Problem, axis: str) -> list[int]:
-    """The values of one axis, all others kept, that break none of the rules which read it."""
+def legal_values(layout: Layout, problem: Problem, axis: str, *, product: bool = False) -> list[int]:
+    """The values of one axis, all others kept, that break none of the rules which read it.
+
+    ``product``: the GPU product is asked too; without it the other groups are understood to make up for the change.
+    """
     base = columns_of([layout])
     values = np.array(problem.domains[axis])
     trial = SimpleNamespace(**{other: values if other == axis else getattr(base, other) for other in AXES})
     allowed = np.ones(len(values), dtype=bool)
     for rule in RULES:
-        if axis in rule.axes and rule.name != "gpu_product":
+        if axis in rule.axes and (product or rule.name != "gpu_product"):
             allowed &= np.broadcast_to(rule.holds(trial, problem), values.shape)
     return [int(value) for value in values[allowed]]

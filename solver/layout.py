@@ -101,7 +101,7 @@ def parse_label(text: str) -> dict[str, int | str]:
         found[key] = value
 
     for piece in text.strip().lower().split("-"):
-        number = re.fullmatch(r"([a-z]+)(\d{1,9})", piece)
+        number = re.fullmatch(r"([a-z]+)([0-9]{1,9})", piece)
         if piece in SCHEDULES:
             put("schedule", piece, piece)
         elif piece in RECOMPUTE:

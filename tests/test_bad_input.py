@@ -124,6 +124,7 @@ COUNTS = """
     --nic 1e30 => nic_gbit_per_s = 1
     --gpus 16 --nic 0.0000001 => nic_gbit_per_s = 1e-07
     --gpu-memory 0 => memory.* = 0
+    --gpu-memory 0.001 => memory.* = 0.001
     --gpu-memory 1T => memory.* = 1
     --gpu-memory 1e30 => memory.* = 1
     --tokens 0.0000001 => tokens = 1e-07
@@ -349,7 +350,6 @@ PINS = [
     (["--cp", "8", "--seq-len", "4095"], "sequence"),
     (["--model", "mixtral-8x7b", "--etp", "2", "--tp", "4"], "expert_tensor"),
     (["--gpu-memory", "1"], "memory(_floor)?"),
-    (["--gpu-memory", "0.001"], "memory(_floor)?"),
     (["--model", "405b", "--seq-len", "67108864", "--global-batch", "8"], "memory_floor"),
 ]
 

@@ -124,6 +124,10 @@ class Model:
         for key in ("ffn_hidden_size", "moe_ffn_hidden_size", "shared_ffn_hidden_size", "head_dim", "num_experts"):
             require(getattr(self, key) <= 10_000_000, f"{where}: {key} = {getattr(self, key)} must be at most 10,000,000")
         require(
+            self.num_mtp_layers <= self.num_layers,
+            f"{where}: num_mtp_layers = {self.num_mtp_layers} must be at most num_layers = {self.num_layers}",
+        )
+        require(
             self.num_window_layers <= self.num_layers,
             f"{where}: num_window_layers = {self.num_window_layers} must be at most num_layers = {self.num_layers}",
         )
@@ -175,7 +179,7 @@ class Gpu:
 
     def __post_init__(self) -> None:
         where = f"gpu '{self.name}'"
-        within(where, self, "memory_bytes", 1e7, 1e14)
+        within(where, self, "memory_bytes", 1e5, 1e14)
         within(where, self, "peak_fp16_flops", 1e9, 1e19)
         for key in ("peak_bf16_flops", "peak_fp8_flops", "peak_fp4_flops"):
             if getattr(self, key):

@@ -19,7 +19,7 @@ from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.report.frame import training_days
 from planner.request import CODES
 from planner.scenario import Scenario
-from planner.search import SearchResult
+from planner.search import SearchResult, nearest_refused
 from planner.textbook import Figure
 from planner.uncertainty import band
 from planner.units import GIB, MIB
@@ -183,9 +183,9 @@ def no_layout_lines(result: SearchResult) -> list[str]:
             f"{(need - usable) / GIB:.1f} GiB too much"
         )
     else:
-        name = max(result.funnel.dropped, key=lambda rule: result.funnel.dropped[rule])
-        alive = [rule for rule, number in result.funnel.dropped.items() if number]
-        lines.append(f"no layout reached the memory check; the last rule to drop any was '{alive[-1] if alive else name}'")
+        refused = nearest_refused(result.problem)
+        if refused:
+            lines.append(f"nearest: {refused[0].label} is refused: {refused[1]}")
     lines.append("dropped: " + ", ".join(f"{name} {number:,}" for name, number in result.funnel.dropped.items() if number))
     return lines
 
@@ -218,8 +218,9 @@ def ledger_page(found: Explanation) -> RenderableType:
         head += [Text(line, style="red") for line in illegal_lines(found)]
     verdict = VERDICTS[found.verdict]
     need = float(found.need_bytes.max())
+    word = "verdict" if found.legal else "memory"
     summary = Text(
-        f"{'verdict' if found.legal else 'memory'}: {verdict}; {need / GIB:.1f} of {job.gpu.memory_bytes / GIB:.1f} GiB; step {total:.3f} s, "
+        f"{word}: {verdict}; {need / GIB:.1f} of {job.gpu.memory_bytes / GIB:.1f} GiB; step {total:.3f} s, "
         f"MFU {found.mfu:.1%}, {job.tokens_per_step / total / job.num_gpus:,.0f} tokens/s/GPU",
         style=STYLE[verdict],
     )
