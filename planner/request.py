@@ -309,7 +309,7 @@ def make_scenario(request: Request, name: str = "flags") -> Scenario:
 
 LEAST_AND_MOST = {
     "training_tokens": (1.0, 1e18),
-    "gpu_memory_gib": (1e-4, 65_536.0),
+    "gpu_memory_gib": (0.01, 65_536.0),
     "price_usd_per_hour": (0.0, 1e6),
     "nic_gbit_per_s": (1e-3, 1e6),
     "gpus_per_node": (1, 1_000_000),

@@ -229,3 +229,9 @@ def test_sharded_weights_are_neither_fully_hidden_nor_fully_exposed() -> None:
     _, _, step = cost(job, data_parallel=64, zero_stage=3, micro_batch_size=1, recompute="full", recompute_layers=80)
     all_gathers = 3 * 2 * 70.5e9 / (8 * 50e9) * 4  # bytes over the nodes' NICs, four micro-batches
     assert 0 < step.sharding[0] < all_gathers
+
+
+def test_sharding_with_one_replica_is_neither_faster_nor_slower_than_none() -> None:
+    scenario, _ = sampled_layouts((("model", "llama-3.2-1b"), ("num_gpus", 1), ("global_batch_size", 8)), 10)
+    seconds = [cost(scenario.job, zero_stage=stage)[0] for stage in range(4)]
+    assert seconds == [seconds[0]] * 4

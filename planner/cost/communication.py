@@ -98,6 +98,11 @@ def shard_gather_seconds(job: Job, net: Network, full_bytes: Number, group: Shar
     return np.where(group.size > group.per_node, slow, seconds)
 
 
+def gathers_weights(zero_stage: Number, replicas: Number) -> Number:
+    """Whether weights are gathered layer by layer: ZeRO-3 with more than one replica. A lone one runs as without sharding."""
+    return (zero_stage == 3) & (replicas > 1)
+
+
 def sharded_pass(compute: Number, transfer: Number, traffic: Number, job: Job) -> Number:
     """A layer's pass under ZeRO-3: transfers hide behind compute, yet disturb it by their bytes over the fast link.
 
@@ -131,6 +136,7 @@ __all__ = [
     "data_group",
     "expert_data_group",
     "expert_seconds",
+    "gathers_weights",
     "gradient_seconds",
     "group_bandwidth",
     "shard_gather_seconds",

@@ -191,7 +191,7 @@ def layer_seconds(job: Job, x: Columns, *, moe: bool) -> LayerSeconds:
     launch = launched_forward + launched_backward - (busy_forward + busy_backward + recompute + repeated)
 
     gather, gather_bytes, scatter, scatter_bytes = _shard_transfers(job, net, x, moe)
-    sharded = x.zero_stage == 3
+    sharded = comm.gathers_weights(x.zero_stage, x.data_parallel * x.context_parallel)
     unhidden = job.physics.fsdp_first_layer / job.model.num_layers
     sharded_forward = comm.sharded_pass(launched_forward, gather, gather_bytes, job) + unhidden * gather
     back = gather + scatter
@@ -206,7 +206,7 @@ def layer_seconds(job: Job, x: Columns, *, moe: bool) -> LayerSeconds:
         tensor=tensor[0] + tensor[1] + _again(tensor[0], zeros),
         context=context[0] + context[1] + _again(context[0], zeros),
         expert=2.0 * expert + _again(expert, zeros),
-        sharding=forward + backward - launched_forward - launched_backward,
+        sharding=np.where(sharded, forward + backward - launched_forward - launched_backward, 0.0),
         launch=launch,
     )
 

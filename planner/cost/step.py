@@ -250,7 +250,7 @@ def _data_seconds(job: Job, net: Network, x: Columns, params: Params, forward: F
         stride = job.num_gpus // x.pipeline_parallel
         pair = all_gather_seconds(net, 2.0 * s.reduce_bytes * words / x.tensor_parallel, 2, members_per_node(2, stride, net.domain))
         tied = np.where(x.pipeline_parallel > 1, pair, 0.0)
-    return np.asarray(np.where(zero == 3, 0.0, exposed) + tied)
+    return np.asarray(np.where(comm.gathers_weights(zero, replicas.size), 0.0, exposed) + tied)
 
 
 def _optimizer_seconds(job: Job, x: Columns, params: Params) -> Floats:
@@ -258,6 +258,7 @@ def _optimizer_seconds(job: Job, x: Columns, params: Params) -> Floats:
     physics, s = job.physics, job.software
     own = np.where(x.zero_stage >= 1, params.sharded, params.whole)
     traffic = physics.optimizer_traffic_bytes if s.optimizer_bytes > 4 else physics.half_optimizer_traffic_bytes
-    gradients = np.where(x.zero_stage == 3, 0.0, physics.gradient_passes * s.reduce_bytes * params.whole)
+    fsdp = comm.gathers_weights(x.zero_stage, params.dense_replicas)
+    gradients = np.where(fsdp, 0.0, physics.gradient_passes * s.reduce_bytes * params.whole)
     fixed = s.fixed_step_seconds * (physics.fixed_step_graphs if s.cuda_graphs != "none" else 1.0)
     return np.asarray((gradients + traffic * own) / compute.rates_of(job).hbm + fixed)
