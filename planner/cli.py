@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -191,15 +191,20 @@ def search_command(
     if output is not None and csv_path is not None and output.resolve() == csv_path.resolve():
         raise InputError(f"--output and --csv both name {output}")
     scenario = scenario_of(scenario_word, wishes)
-    with progress_bar() as progress:
-        result = search(scenario, sort, progress)
+    try:
+        with progress_bar() as progress:
+            result = search(scenario, sort, progress)
+    except NoLayoutFits as nothing:
+        result = nothing.result
+    if sys.stderr.isatty():  # not on standard output: the same question prints the same bytes
+        click.echo(f"searched in {result.seconds:.2f} s", err=True)
     frame = shortlist_frame(result, top)
     findings = shortlist_flags(scenario, result.ranked.take(slice(0, min(top, MOST_FLAGGED if style in ("table", "json") else 0))))
     pages: dict[str, Callable[[], Iterable[str]]] = {
         "csv": lambda: everything(result) if every else formats.csv_pieces(frame),
         "json": lambda: [formats.json_text(result, frame, findings)],
         "markdown": lambda: [formats.markdown_text(frame)],
-        "table": lambda: [rendered(text.shortlist_page(result, frame, findings), to_file=output is not None)],
+        "table": lambda: [rendered(text.search_page(result, frame, findings), to_file=output is not None)],
     }
     if output is not None:
         emit(pages[style](), output)
@@ -207,7 +212,9 @@ def search_command(
         write_atomically(csv_path, pages["csv"]())
         click.echo(f"wrote {csv_path}", err=True)
     if output is None:
-        emit(pages[style](), None)
+        emit(pages[style](), None, code=0 if len(result.ranked) else 1)
+    if not len(result.ranked):
+        click.get_current_context().exit(1)
 
 
 @planner.command(context_settings={"max_content_width": 100})
@@ -217,7 +224,7 @@ def search_command(
 @click.option("--output", type=OutputPath(), help="Write the ledger there instead of printing it.")
 def explain(scenario_word: str | None, label: str, style: str, output: Path | None, **wishes: Any) -> None:
     """Take one layout apart: bytes per part and stage, seconds per part, each with its formula."""
-    from planner.explain import complete_layout
+    from planner.explain import check_pins, complete_layout
     from planner.explain import explain as explain_layout
     from planner.report import text
     from planner.report.ledger import ledger_json
@@ -226,7 +233,9 @@ def explain(scenario_word: str | None, label: str, style: str, output: Path | No
     if output is not None:
         check_writable(output)
     scenario = scenario_of(scenario_word, wishes)
-    found = explain_layout(scenario, complete_layout(scenario, label))
+    layout = complete_layout(scenario, label)
+    check_pins(scenario, layout)
+    found = explain_layout(scenario, layout)
     if style == "json":
         page = json.dumps(ledger_json(found), indent=1) + "\n"
     elif found.step is None:
@@ -298,8 +307,8 @@ def list_command(kind: str) -> None:
     click.echo(rendered(listing(kind), to_file=False), nl=False)
 
 
-def emit(pieces: Iterable[str], output: Path | None) -> None:
-    """A result to standard output, or whole into a file."""
+def emit(pieces: Iterable[str], output: Path | None, code: int = 0) -> None:
+    """A result to standard output, or whole into a file; ``code`` is how the command will end."""
     if output is not None:
         from planner.report.write import write_atomically
 
@@ -309,7 +318,7 @@ def emit(pieces: Iterable[str], output: Path | None) -> None:
         for piece in pieces:
             click.echo(piece, nl=False)
     except BrokenPipeError:
-        raise ReaderLeft from None
+        raise ReaderLeft(code) from None
 
 
 def rendered(page: Any, *, to_file: bool) -> str:
@@ -357,7 +366,8 @@ def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
 
 def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and out."""
-    click.echo(" ".join(message.split()), err=True)
+    with suppress(OSError):
+        click.echo(" ".join(message.split()), err=True)
     raise SystemExit(code)
 
 
@@ -368,14 +378,10 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     code = 0
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _interrupt)  # click would print a line of its own
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         try:
             code = command.main(args=arguments, standalone_mode=False) or 0
-        except NoLayoutFits as nothing:
-            from planner.report.text import no_layout_lines
-
-            code = 1
-            click.echo("\n".join(no_layout_lines(nothing.result)))
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message())
         sys.stdout.flush()
@@ -385,8 +391,9 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         fail(f"error: {error.format_message()}", 2)
     except (click.Abort, KeyboardInterrupt, Interrupted):
         fail("interrupted", 130)
-    except (BrokenPipeError, ReaderLeft):
+    except (BrokenPipeError, ReaderLeft) as left:
         _silence_output()  # the reader left: nothing more to say
+        code = left.args[0] if isinstance(left, ReaderLeft) else code
     except OSError as error:
         _silence_output()
         fail(f"error: standard output: {error.strerror or error}", 2)

@@ -18,6 +18,7 @@ from planner.errors import InputError, nearest
 from planner.frameworks import FRAMEWORKS
 from planner.frameworks.legality import broken, framework_names
 from planner.report.frame import mfu
+from planner.request import CODES
 from planner.scenario import Job, Scenario
 from planner.search import Scored, assign, jobs_by_framework
 from solver import check
@@ -116,6 +117,14 @@ def complete_layout(scenario: Scenario, label: str) -> Layout:
     if stated.get("recompute") == "full":
         stated.setdefault("recompute_layers", -(-scenario.job.model.num_layers // (sizes["pipeline_parallel"] * chunks)))
     return Layout(**stated)  # type: ignore[arg-type]
+
+
+def check_pins(scenario: Scenario, layout: Layout) -> None:
+    """Raise InputError for a layout that contradicts the axes that were pinned beside it."""
+    for axis, pinned in scenario.choices.pins.items():
+        words = [CODES[axis][value] for value in pinned] if axis in CODES else list(pinned)
+        if getattr(layout, axis) not in words:
+            raise InputError(f"layout '{layout.label}' has {axis} = {getattr(layout, axis)}, yet {axis} is pinned to {words}")
 
 
 def explain(scenario: Scenario, layout: Layout) -> Explanation:

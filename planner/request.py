@@ -315,6 +315,8 @@ LEAST_AND_MOST = {
     "gpus_per_node": (1, 1_000_000),
     "seq_len": (1, 1 << 26),
     "global_batch_tokens": (1, 1 << 50),
+    "max_pipeline_parallel": (1, 1_000_000),
+    "min_context_tokens": (1, 1 << 26),
 }
 """Beyond these an amount is a slip of the keyboard."""
 
@@ -336,7 +338,7 @@ def _check_amounts(request: Request) -> None:
             continue
         if not least <= value <= most:
             shown = f"{value:g}" if isinstance(value, float) else value
-            raise InputError(f"{where} = {shown} must lie between {least:g} and {most:g}")
+            raise InputError(f"{where} = {shown} must lie between {least:,} and {most:,}")
     if request.model is not None and request.model_shape is not None:
         raise InputError("state model.name or model_shape (--model or --model-shape), not both")
 

@@ -45,7 +45,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise InputError(f"{path}: is a pipe or device, not a file")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB, so not a file of this kind")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:

@@ -10,7 +10,7 @@ RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "moe", "mla_up_
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 
 
-MOST = {"num_layers": 2_000, "hidden_size": 1_000_000, "num_attention_heads": 100_000, "vocab_size": 100_000_000}
+MOST = {"num_layers": 1_000, "hidden_size": 1_000_000, "num_attention_heads": 100_000, "vocab_size": 100_000_000}
 """Sizes beyond these are slips of the keyboard."""
 
 

@@ -40,11 +40,20 @@ def json_text(result: SearchResult, frame: pd.DataFrame, findings: list[dict[str
         "space": result.funnel.space,
         "dropped": result.funnel.dropped,
         "survivors": result.funnel.survivors,
+        "nearest": _nearest(result),
         "layouts": [_plain(row) for row in frame.to_dict("records")],
     }
     for row, found in zip(content["layouts"], findings, strict=False):
         row["flags"] = found
     return json.dumps(content, indent=1) + "\n"
+
+
+def _nearest(result: SearchResult) -> dict[str, Any] | None:
+    """The layout out of memory that came nearest, where nothing fits."""
+    if result.nearest is None or len(result.ranked):
+        return None
+    need, usable = result.nearest.need_bytes, result.scenario.job.gpu.memory_bytes
+    return {"layout": result.nearest.layout.label, "need_bytes": round(need), "excess_bytes": round(need - usable)}
 
 
 def _plain(row: dict[Any, Any]) -> dict[str, Any]:

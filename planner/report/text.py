@@ -117,9 +117,9 @@ def band_line(frame: pd.DataFrame) -> str:
 
 
 def books(result: SearchResult) -> list[str]:
-    """How many layouts existed, how many each rule dropped, how many were scored, in how many seconds."""
+    """How many layouts existed, how many each rule dropped, how many were scored."""
     funnel = result.funnel
-    lines = [f"{funnel.space:,} layouts in the declared space; {funnel.survivors:,} ranked, in {result.seconds:.2f} s"]
+    lines = [f"{funnel.space:,} layouts in the declared space; {funnel.survivors:,} ranked"]
     dropped = [f"{name} {number:,}" for name, number in funnel.dropped.items() if number]
     lines.append("dropped: " + ", ".join(dropped) if dropped else "dropped: none")
     scored = funnel.survivors + funnel.dropped.get("memory", 0)
@@ -140,6 +140,13 @@ def shortlist_page(result: SearchResult, frame: pd.DataFrame, findings: list[dic
     parts.append(Text(""))
     parts += [Text(line) for line in books(result)]
     return Group(*parts)
+
+
+def search_page(result: SearchResult, frame: pd.DataFrame, findings: list[dict[str, str]]) -> RenderableType:
+    """The shortlist, or why there is none."""
+    if len(frame):
+        return shortlist_page(result, frame, findings)
+    return Text("\n".join(no_layout_lines(result)), no_wrap=True, overflow="ignore")
 
 
 def checklist(findings: list[dict[str, str]]) -> RenderableType:

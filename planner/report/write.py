@@ -28,6 +28,7 @@ def check_writable(path: Path) -> None:
 def write_atomically(path: Path, pieces: Iterable[str]) -> None:
     """The pieces as one text file: all of it or nothing. Raises InputError when the disk refuses."""
     check_writable(path)
+    path = path.resolve()  # through a link to what it names
     if path.exists() and not path.is_file():  # a pipe or device cannot be renamed onto
         _write_through(path, pieces)
         return
@@ -41,7 +42,7 @@ def write_atomically(path: Path, pieces: Iterable[str]) -> None:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        os.chmod(name, _mode(path))
         os.replace(name, path)
     except OSError as error:
         Path(name).unlink(missing_ok=True)
@@ -49,6 +50,15 @@ def write_atomically(path: Path, pieces: Iterable[str]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _mode(path: Path) -> int:
+    """The permissions of the file that is replaced, or those that a new one would get."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _write_through(path: Path, pieces: Iterable[str]) -> None:
