@@ -204,7 +204,11 @@ def search_command(
         "csv": lambda: everything(result) if every else formats.csv_pieces(frame),
         "json": lambda: [formats.json_text(result, frame, findings)],
         "markdown": lambda: [formats.markdown_text(frame)],
-        "table": lambda: [rendered(text.search_page(result, frame, findings), to_file=output is not None)],
+        "table": lambda: [
+            rendered(text.shortlist_page(result, frame, findings), to_file=output is not None)
+            if len(result.ranked)
+            else "\n".join([*text.no_layout_lines(result), ""])
+        ],
     }
     if output is not None:
         emit(pages[style](), output)

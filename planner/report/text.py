@@ -142,13 +142,6 @@ def shortlist_page(result: SearchResult, frame: pd.DataFrame, findings: list[dic
     return Group(*parts)
 
 
-def search_page(result: SearchResult, frame: pd.DataFrame, findings: list[dict[str, str]]) -> RenderableType:
-    """The shortlist, or why there is none."""
-    if len(frame):
-        return shortlist_page(result, frame, findings)
-    return Text("\n".join(no_layout_lines(result)), no_wrap=True, overflow="ignore")
-
-
 def checklist(findings: list[dict[str, str]]) -> RenderableType:
     """Red flags of the shortlist, each once with the ranks that raise it."""
     raised: dict[str, list[tuple[int, str]]] = {}
