@@ -13,9 +13,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from planner import spec
+from planner.cost import parameters
 from planner.request import Request, make_scenario
 from planner.scenario import Scenario
 from planner.search import enumerate_layouts
+from planner.units import GIB
 from solver.check import MESH_RULES, SPLIT_RULES, Rule
 from solver.layout import AXES, MESH_AXES, RECOMPUTE, SCHEDULES, SPLIT_AXES, Columns, Ints
 from solver.problem import UNLIMITED_KIB, Problem, divisors
@@ -61,39 +63,44 @@ def small_problem(pins: Mapping[str, tuple[int, ...]] | None = None, **sizes: An
 @st.composite
 def problems(draw: st.DrawFn, most_gpus: int = 64, most_batch: int = 48, most_layers: int = 12) -> Problem:
     """Dense and mixture-of-experts problems with odd sizes, every switch, memory floors and pins."""
-    num_gpus = draw(st.one_of(st.sampled_from(divisors(most_gpus)), st.integers(1, most_gpus)))
-    heads = draw(st.integers(1, 48))
-    width = st.sampled_from((30, 64, 96, 210, 1024))
+    num_gpus = draw(likely(divisors(most_gpus)[2:], st.integers(1, most_gpus)))
+    heads = draw(likely((8, 12, 24, 48), st.integers(1, 48)))
+    width = likely((64, 96, 1024), st.sampled_from((30, 210)))
     experts = draw(st.sampled_from((0, 0, 2, 3, 4, 6, 8, 16)))
     sizes: dict[str, Any] = {
         "num_gpus": num_gpus,
-        "gpus_per_node": min(draw(st.sampled_from((1, 2, 4, 6, 8, 64))), num_gpus),
+        "gpus_per_node": min(draw(likely((4, 8, 64), st.sampled_from((1, 2, 6)))), num_gpus),
         "tensor_across_nodes": draw(st.booleans()),
         "num_layers": draw(st.integers(1, most_layers)),
         "num_attention_heads": heads,
         "num_key_value_heads": draw(st.sampled_from(divisors(heads))),
         "replicate_key_values": draw(st.booleans()),
-        "ffn_hidden_size": draw(st.one_of(width, st.just(0))),
+        "ffn_hidden_size": draw(likely((0, 64, 96, 1024), width)),
         "vocab_size": draw(st.integers(1, 1000)),
         "pad_vocabulary": draw(st.booleans()),
         "num_experts": experts,
         "moe_ffn_hidden_size": draw(width) if experts else 0,
-        "shared_ffn_hidden_size": draw(st.one_of(st.just(0), width)) if experts else 0,
-        "seq_len": draw(st.one_of(st.sampled_from((1, 48, 96, 128, 1000, 4096)), st.integers(1, 4096))),
+        "shared_ffn_hidden_size": draw(likely((0,), width)) if experts else 0,
+        "seq_len": draw(likely((48, 96, 128, 1000, 4096), st.integers(1, 4096))),
         "sequence_parallel": draw(st.booleans()),
-        "min_context_tokens": draw(st.sampled_from((1, 16, 256))),
-        "max_pipeline_parallel": draw(st.sampled_from((1, 2, 4, 64))),
-        "global_batch_size": draw(st.integers(1, most_batch)),
+        "min_context_tokens": draw(likely((1, 16), st.just(256))),
+        "max_pipeline_parallel": draw(likely((64,), st.sampled_from((1, 2, 4)))),
+        "global_batch_size": draw(likely(divisors(most_batch)[2:], st.integers(1, most_batch))),
     }
     if draw(st.booleans()):
         sizes |= {
             "usable_kib": draw(st.integers(0, 20_000)),
             "whole_dense_kib": draw(st.integers(0, 60_000)),
             "whole_expert_kib": draw(st.integers(0, 60_000)) if experts else 0,
-            "sharded_kib": draw(st.one_of(st.just(0), st.integers(0, 400_000))),
+            "sharded_kib": draw(likely((0,), st.integers(0, 400_000))),
             "kept_kib": draw(st.integers(0, 2_000)),
         }
-    return small_problem(draw(pins(sizes)), **sizes)
+    return small_problem(draw(likely(({},), pins(sizes))), **sizes)
+
+
+def likely(usual: tuple[Any, ...], rare: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Mostly one of the usual values, so that most problems have layouts; now and then a rare one."""
+    return st.integers(0, 4).flatmap(lambda die: rare if die == 0 else st.sampled_from(usual))
 
 
 @st.composite
@@ -154,8 +161,34 @@ def random_scenario(seed: int, **wishes: Any) -> Scenario:
         gpu_memory_gib=pick.choice((None, None, 4.0, 8.0, 12.0)),
         seq_len=pick.choice((512, 2048, 4096, 6144)),
         global_batch_size=pick.choice((1, 2, 4, 6, 8, 12, 16)),
+        zero_stage=pick.choice((None, None, None, (0,), (0, 1), (3,))),
     )
     return make_scenario(Request(**wishes).over(request), name=f"random-{seed}")
+
+
+def starved_scenario(seed: int) -> Scenario:
+    """A deep model whose states alone fill the GPUs unless many share them: the memory floor drops some meshes, not all."""
+    pick = random.Random(seed)
+    heads = pick.choice((8, 16, 32))
+    shape = f"layers={pick.randint(9, 30)},hidden={128 * heads},heads={heads},vocab={pick.choice((1000, 32000))}"
+    if pick.random() < 0.4:
+        shape += f",experts=8,top_k=2,moe_ffn={128 * heads}"
+    request = Request(
+        model_shape=shape,
+        num_gpus=pick.choice((8, 8, 12, 16)),
+        framework=pick.choice(("any", "none", "megatron", "torchtitan", "deepspeed")),
+        seq_len=pick.choice((256, 512, 4096)),
+        global_batch_size=pick.choice((8, 12, 16, 48)),
+        zero_stage=pick.choice(((0,), (0,), (0, 1), (0, 1, 2, 3))),
+        virtual_pipeline=(1, 2),
+        micro_batch_size=(1, 2),
+        recompute_layers=(0, *range(pick.randint(1, 3), 31)),
+    )
+    scenario = make_scenario(request, name=f"starved-{seed}")
+    states = 18.0 * parameters.total(scenario.job.model)
+    share = pick.choice((0.08, 0.1, 0.15, 0.2))
+    gpu = dataclasses.replace(scenario.job.gpu, memory_bytes=share * states + 2.0 * GIB)
+    return dataclasses.replace(scenario, job=dataclasses.replace(scenario.job, gpu=gpu))
 
 
 @functools.cache
