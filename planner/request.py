@@ -233,7 +233,7 @@ def shape_model(text: str) -> Model:
         if "ffn_hidden_size" not in flat:
             flat["ffn_hidden_size"] = 4 * hidden if flat.get("gated_mlp") is False else -(-8 * hidden // 3 // 256) * 256
         flat.setdefault("vocab_size", 128256)
-    return load.build(Model, {"name": "custom", **flat}, "model_shape")
+    return load.build(Model, load.plain({"name": "custom", **flat}), "model_shape")
 
 
 def _shape_value(name: str, text: str) -> int | bool | str:

@@ -150,7 +150,6 @@ def test_sharding_over_one_replica_saves_no_memory(stack: str, zero_stage: int) 
     np.testing.assert_array_equal(sharded.tensors, whole.tensors)
 
 
-@pytest.mark.xfail(strict=True, reason="state_bytes asks for the stage alone, not for replicas, as gathers_weights does for time")
 @pytest.mark.parametrize("stack", ["fsdp2", "deepspeed"])
 def test_zero_3_over_one_replica_saves_no_memory(stack: str) -> None:
     job = sample(DENSE, stack)[0]

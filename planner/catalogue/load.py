@@ -8,14 +8,15 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from planner.catalogue.schema import Cluster, Generation, Gpu, Model, Physics, Software
 from planner.errors import InputError, nearest
-from planner.units import base_unit
+from planner.units import SUFFIXES, base_unit
 
 Record = TypeVar("Record")
 
@@ -56,59 +57,73 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not valid TOML: {error}") from None
 
 
-def human_key(field: str) -> str:
-    """The key under which a file states a field: the inverse of the unit scaling.
+def human_keys(field: str) -> list[str]:
+    """The keys under which a file may state a field: every unit that scales to it, and the field's own name.
 
-    >>> human_key("hbm_bytes_per_s"), human_key("peak_bf16_flops"), human_key("num_layers")
-    ('hbm_gb_per_s', 'peak_bf16_tflops', 'num_layers')
+    >>> human_keys("memory_bytes"), human_keys("num_layers")
+    (['memory_gb', 'memory_gib', 'memory_bytes'], ['num_layers'])
     """
-    if field.startswith("nic_") and field.endswith("_bytes_per_s"):
-        return field.removesuffix("_bytes_per_s") + "_gbit_per_s"
-    for human, base in (("_gb_per_s", "_bytes_per_s"), ("_tflops", "_flops")):
-        if field.endswith(base):
-            return field.removesuffix(base) + human
-    return field
+    units = [field.removesuffix(base) + human for human, (base, _) in SUFFIXES.items() if field.endswith(base)]
+    return [*sorted(units), field]
 
 
-def flatten(tables: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """All keys of all tables side by side, units scaled to base; ``source`` texts are joined, ``uncertainty`` left out."""
-    flat: dict[str, Any] = {}
+@dataclass(frozen=True)
+class Stated:
+    """A value as a file states it."""
+
+    key: str
+    value: Any
+
+    @property
+    def field(self) -> str:
+        """The field that the key scales to."""
+        return base_unit(self.key)[0]
+
+
+def flatten(tables: Mapping[str, Any], where: str) -> list[Stated]:
+    """All keys of all tables side by side, as written; ``source`` texts are joined, ``uncertainty`` left out."""
+    stated: list[Stated] = []
     sources: list[str] = []
-
-    def put(key: str, value: Any) -> None:
+    pairs = [pair for key, value in tables.items() for pair in (value.items() if isinstance(value, dict) else [(key, value)])]
+    for key, value in pairs:
         if key == "source":
             sources.append(str(value))
-            return
-        if key in ("uncertainty", "meaning"):
-            return
-        name, factor = base_unit(key)
-        if name in flat:
-            raise InputError(f"{where}: {key} is stated twice")
-        scaled = factor != 1.0 and isinstance(value, (int, float)) and not isinstance(value, bool)
-        flat[name] = value * factor if scaled else value
-
-    for key, value in tables.items():
-        if isinstance(value, dict):
-            for inner, inner_value in value.items():
-                put(inner, inner_value)
-        else:
-            put(key, value)
-    return {**flat, "source": "; ".join(sources)}
+        elif key not in ("uncertainty", "meaning"):
+            one = Stated(key, value)
+            if any(other.field == one.field for other in stated):
+                raise InputError(f"{where}: {key} is stated twice")
+            stated.append(one)
+    return [*stated, Stated("source", "; ".join(sources))]
 
 
-def build(cls: type[Record], flat: Mapping[str, Any], where: str) -> Record:
-    """The record from flat keys. Raises InputError for an unknown, missing or ill-typed key, naming the nearest."""
+def build(cls: type[Record], stated: Iterable[Stated], where: str) -> Record:
+    """The record, checked as written and then scaled to base units.
+
+    Raises InputError for an unknown, missing or ill-typed key, naming it as the file does, with the nearest.
+    """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
-    for key, value in flat.items():
-        if key not in fields:
-            raise InputError(f"{where}: unknown key '{key}'{nearest(key, fields)}")
-        values[key] = checked(hints[key], value, f"{where}: {human_key(key)}")
+    for one in stated:
+        if one.field not in fields:
+            known = [key for name in fields for key in human_keys(name)]
+            raise InputError(f"{where}: unknown key '{one.key}'{nearest(one.key, known)}")
+        value = checked(hints[one.field], one.value, f"{where}: {one.key}")
+        factor = base_unit(one.key)[1]
+        values[one.field] = value if factor == 1.0 else value * factor
     for name, field in fields.items():
         if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise InputError(f"{where}: {human_key(name)} is missing")
+            raise InputError(f"{where}: {human_keys(name)[0]} is missing")
     return cls(**values)
+
+
+def plain(values: Mapping[str, Any]) -> list[Stated]:
+    """Keys and values that no file states, in the form that :func:`build` takes."""
+    return [Stated(key, value) for key, value in values.items()]
+
+
+PUBLISHED = ("params", "active_params", "includes_mtp")
+"""Keys of a model's [published] table, beside its source."""
 
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -139,14 +154,16 @@ def parse_file(cls: type[Record], path: Path) -> Record:
     where = str(path)
     tables = dict(read_toml(path))
     published = tables.pop("published", None)
-    flat = flatten(tables, where)
+    stated = flatten(tables, where)
     if published is not None:
         if not isinstance(published, dict):
             raise InputError(f"{where}: published must be a table")
-        for key in ("params", "active_params", "includes_mtp"):
-            if key in published:
-                flat[f"published_{key}"] = published[key]
-    return build(cls, {"name": path.stem, **flat}, where)
+        for key, value in published.items():
+            if key in PUBLISHED:
+                stated.append(Stated(f"published_{key}", value))
+            elif key != "source":
+                raise InputError(f"{where}: published has no key '{key}'{nearest(key, PUBLISHED)}")
+    return build(cls, [Stated("name", path.stem), *stated], where)
 
 
 def _folder(cls: type) -> Path:

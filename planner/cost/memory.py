@@ -269,7 +269,8 @@ def state_bytes(job: Job, x: Columns, params: Params) -> tuple[Floats, Floats, F
     ZeRO-1 shards the optimizer, ZeRO-2 gradients as well, ZeRO-3 weights too, each over the replicas: one replica
     saves nothing. Source: Rajbhandari et al. 2020, figure 1; bytes per stack.
     """
-    s, zero = job.software, x.zero_stage
+    s = job.software
+    zero = np.where(params.dense_replicas > 1, x.zero_stage, np.minimum(x.zero_stage, 2))  # a lone replica keeps its weights whole
     sharded, whole = params.sharded, params.whole
     after_zero1 = np.where(zero >= 1, sharded, whole)
     weights = np.where(zero == 3, s.sharded_weights_bytes * sharded, s.weight_bytes * whole)
