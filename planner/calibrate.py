@@ -167,12 +167,6 @@ def solve(
     return new, np.sqrt(np.diag(np.linalg.inv(normal)))
 
 
-def family_weights(families: Sequence[str]) -> Floats:
-    """Weights that give a family of n rows a total of n^0.4: large tables inform, but do not drown the small ones."""
-    _, inverse, counts = np.unique(np.array(families), return_inverse=True, return_counts=True)
-    return np.asarray((counts**0.4 / counts)[inverse])
-
-
 IDENTIFIED, PARTLY = 0.5, 0.85
 """Posterior over prior width below which the data identify a constant, or do so in part."""
 

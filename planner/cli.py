@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -419,11 +418,6 @@ def main() -> NoReturn:
 def search_main() -> NoReturn:
     """Console script ``search``: the same as ``planner search``."""
     run(search_command)
-
-
-def version() -> str:
-    """The installed version."""
-    return metadata.version("layout-planner")
 
 
 if __name__ == "__main__":

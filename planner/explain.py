@@ -22,7 +22,7 @@ from planner.request import CODES
 from planner.scenario import Job, Scenario
 from planner.search import Scored, assign, jobs_by_framework
 from solver import check
-from solver.layout import SCHEDULES, V_SHAPED, Columns, Layout, columns_of, parse_label
+from solver.layout import SCHEDULES, V_SHAPED, Columns, Layout, columns_of, num_micro_batches, parse_label
 from solver.problem import UNLIMITED_KIB
 
 MEMORY_FORMULAS: dict[str, tuple[str, str]] = {
@@ -189,7 +189,7 @@ def facts(scenario: Scenario, job: Job, layout: Layout) -> advice.Facts:
         communication=float(step.exposed_communication[0] / step.compute[0]),
         bubble=float(step.bubble[0]) / total,
         mfu=float(mfu(job, step.total)[0]),
-        num_micro_batches=job.global_batch_size // (layout.data_parallel * layout.micro_batch_size),
+        num_micro_batches=num_micro_batches(layout, job.global_batch_size),
         need_without_recompute=float(plain.need_bytes[0]) / job.gpu.memory_bytes,
         launch=float(step.launch[0]) / total,
     )

@@ -14,7 +14,7 @@ from planner.catalogue.schema import Cluster, Gpu, Model, Software
 from planner.errors import InputError, nearest
 from planner.profile import read_profile
 from planner.scenario import Choices, Scenario, make_job
-from solver.layout import RECOMPUTE, SCHEDULES
+from solver.layout import RECOMPUTE, SCHEDULES, Layout
 
 DEFAULT_GPU = "h100-sxm-80gb"
 DEFAULT_SEQ_LEN = 4096
@@ -85,6 +85,8 @@ class Request:
         return dataclasses.replace(other, **{key: value for key, value in chosen.items() if value is not None})
 
 
+AXIS_KEYS = tuple(field.name for field in dataclasses.fields(Layout))
+
 TABLES: dict[str, tuple[str, ...]] = {
     "model": ("model", "model_shape"),
     "cluster": ("num_gpus", "gpu", "cluster", "gpus_per_node", "nic_gbit_per_s", "gpu_memory_gib", "price_usd_per_hour"),
@@ -107,21 +109,9 @@ TABLES: dict[str, tuple[str, ...]] = {
         "max_pipeline_parallel",
         "min_context_tokens",
         "pad_vocabulary",
-        "tensor_parallel",
-        "pipeline_parallel",
-        "virtual_pipeline",
-        "context_parallel",
-        "expert_parallel",
-        "expert_tensor_parallel",
-        "data_parallel",
-        "zero_stage",
-        "micro_batch_size",
-        "recompute",
-        "recompute_layers",
-        "schedule",
+        *AXIS_KEYS,
     ),
 }
-AXIS_KEYS = TABLES["choices"][7:]
 RENAMED = {"model": {"name": "model", "shape": "model_shape"}, "cluster": {"name": "cluster"}}
 """Keys that read better inside their table than by their flat name."""
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from planner.catalogue import load
 from planner.catalogue.schema import PRECISIONS, Cluster, Generation, Gpu, Model, Physics, Software, require
@@ -111,6 +112,10 @@ class Job:
         """Tokens of one optimizer step."""
         return self.seq_len * self.global_batch_size
 
+    def rank_tokens(self, x: Any) -> Any:
+        """Tokens of one micro-batch on a context rank, of one layout or many: s b / c."""
+        return self.seq_len * x.micro_batch_size / x.context_parallel
+
     def under(self, software: Software) -> Job:
         """The same job run by another stack."""
         return dataclasses.replace(self, software=software)
@@ -134,8 +139,6 @@ class Choices:
     max_pipeline_parallel: int = 64
     min_context_tokens: int = 256
     pad_vocabulary: bool = True
-    allow_at_risk: bool = True
-    """Rank layouts whose memory verdict is "at risk" (behind every layout that fits)."""
 
     def __post_init__(self) -> None:
         require(

@@ -51,7 +51,7 @@ def problem(scenario: Scenario) -> Problem:
         tensor_across_nodes=choices.tensor_across_nodes,
         num_layers=model.num_layers,
         num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_attention_heads if model.kv_lora_rank else model.num_key_value_heads,
+        num_key_value_heads=model.split_key_value_heads,
         ffn_hidden_size=model.ffn_hidden_size,
         vocab_size=model.vocab_size,
         pad_vocabulary=choices.pad_vocabulary,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.cost import flops, parameters
 from planner.scenario import Scenario
 from planner.units import SECONDS_PER_DAY
-from solver.layout import Layout
+from solver.layout import Layout, num_micro_batches
 
 ASSUMED_MFU = 0.4
 
@@ -59,7 +59,7 @@ def figures(scenario: Scenario, layout: Layout) -> list[Figure]:
     dense_per_gpu = (total - model.num_moe_layers * float(parameters.experts(model))) / (t * p)
     experts = model.num_moe_layers * float(parameters.experts(model)) / (layout.expert_parallel * layout.expert_tensor_parallel * p)
     own = dense_per_gpu + experts
-    m = job.global_batch_size // (dp * b)
+    m = num_micro_batches(layout, job.global_batch_size)
     layers = model.num_layers / p
     gpt = 34.0 * s * b * h / (t * c) * layers
     exact = activation_factor(scenario) * s * b * h / (t * c) * layers

@@ -28,8 +28,6 @@ WEIGHT: Mapping[str, float] = {"generation": 2.0, "software": 3.0, "moe": 4.0, "
 
 OTHER = 0.5
 CONFIDENCE = 0.8
-WIDEN = 1.0
-"""Factor on the band's half-widths; 1 = the quantiles as they are."""
 
 
 def traits(job: Job, layout: Layout) -> dict[str, str]:
@@ -98,16 +96,15 @@ def _band_of(values: tuple[str, ...], without_family: str) -> Band | None:
     own = dict(zip(TRAITS, values, strict=True))
     same = {trait: table.kind[trait] == own[trait] for trait in TRAITS}
     likeness = sum(same[trait] * WEIGHT.get(trait, OTHER) for trait in TRAITS)
-    weights = np.exp(likeness - likeness.max()) * _family_shares(table.family)
+    weights = np.exp(likeness - likeness.max()) * family_weights(table.family)
     weights = np.where(table.family == without_family, 0.0, weights)
     close = same["generation"] & same["software"] & same["moe"] & (table.family != without_family)
     low, high = _weighted_quantiles(table.log_error, weights, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    middle = (low + high) / 2
-    low, high = middle + WIDEN * (low - middle), middle + WIDEN * (high - middle)
     return Band(float(np.exp(-high)), float(np.exp(-low)), not bool(close.any()), int(close.sum()))
 
 
-def _family_shares(families: np.ndarray) -> Floats:
+def family_weights(families: np.ndarray) -> Floats:
+    """Weights that give a family of n rows a total of n^0.4: large tables inform, but do not drown the small ones."""
     _, inverse, counts = np.unique(families, return_inverse=True, return_counts=True)
     return np.asarray((counts**0.4 / counts)[inverse])
 

@@ -20,7 +20,7 @@ from planner.errors import InputError, nearest
 from planner.measured import Run, Unusable, run_of
 from planner.profile import Profile
 from planner.uncertainty import band
-from solver.layout import Layout, columns_of
+from solver.layout import Layout, columns_of, deepest_chunk
 
 NOISY = ("bs-other", "tr3", "tr8", "mbskill")
 """Families whose source reports scatter of 40 % or times single launch-bound iterations: reported apart."""
@@ -107,8 +107,7 @@ def predict(run: Run) -> Prediction:
 def fully_recomputed(run: Run) -> Layout:
     """The run's layout with every layer recomputed."""
     layout = run.layout
-    depth = -(-run.job.model.num_layers // (layout.pipeline_parallel * layout.virtual_pipeline))
-    return dataclasses.replace(layout, recompute="full", recompute_layers=depth)
+    return dataclasses.replace(layout, recompute="full", recompute_layers=deepest_chunk(layout, run.job.model.num_layers))
 
 
 def scored(errors: list[float]) -> dict[str, Any]:

@@ -13,19 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from solver.layout import AXES, MESH_AXES, RECOMPUTE, SCHEDULES, SPLIT_AXES, SWITCH_AXES, V_SHAPED, Layout, columns_of
+from solver.layout import (
+    AXES,
+    FULL,
+    MESH_AXES,
+    SCHEDULES,
+    SPLIT_AXES,
+    SWITCH_AXES,
+    V_CODES,
+    Layout,
+    columns_of,
+    deepest_chunk,
+    num_micro_batches,
+)
 from solver.problem import Problem
 
 Truth = Any  # bool or an array of bool
 INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
 DUALPIPE = SCHEDULES.index("dualpipe")
-V_CODES = tuple(SCHEDULES.index(name) for name in V_SHAPED)
-SELECTIVE, FULL = RECOMPUTE.index("selective"), RECOMPUTE.index("full")
-
-
-def num_micro_batches(x: Any, problem: Problem) -> Any:
-    """Micro-batches per step and replica, rounded down where the batch does not divide."""
-    return problem.global_batch_size // (x.data_parallel * x.micro_batch_size)
 
 
 def heads(x: Any, problem: Problem) -> Truth:
@@ -111,7 +116,7 @@ def layers(x: Any, problem: Problem) -> Truth:
 
 def interleaving(x: Any, problem: Problem) -> Truth:
     """Interleaved stages need a pipeline and micro-batches in a multiple of the stages (V-shaped pairs of chunks do not)."""
-    whole_rounds = num_micro_batches(x, problem) % x.pipeline_parallel == 0
+    whole_rounds = num_micro_batches(x, problem.global_batch_size) % x.pipeline_parallel == 0
     v_pair = (x.virtual_pipeline == 2) & any(code in problem.domains["schedule"] for code in V_CODES)
     return (x.virtual_pipeline == 1) | ((x.pipeline_parallel > 1) & (whole_rounds | v_pair))
 
@@ -132,7 +137,7 @@ def memory_floor(x: Any, problem: Problem) -> Truth:
 
 def schedule(x: Any, problem: Problem) -> Truth:
     """The schedule suits its chunks: interleaved needs several, a V shape two, the rest one; without a pipeline it is 1f1b."""
-    m = num_micro_batches(x, problem)
+    m = num_micro_batches(x, problem.global_batch_size)
     v_shaped = np.isin(x.schedule, V_CODES)
     interleaved = x.schedule == INTERLEAVED
     plain = ~v_shaped & ~interleaved
@@ -145,7 +150,7 @@ def schedule(x: Any, problem: Problem) -> Truth:
 
 def recompute_depth(x: Any, problem: Problem) -> Truth:
     """Full recompute states how many layers of a chunk it covers, at most all of them; the other modes state none."""
-    deepest = -(-problem.num_layers // (x.pipeline_parallel * x.virtual_pipeline))
+    deepest = deepest_chunk(x, problem.num_layers)
     full = x.recompute == FULL
     return np.where(full, (x.recompute_layers >= 1) & (x.recompute_layers <= deepest), x.recompute_layers == 0)
 
@@ -267,17 +272,16 @@ SWITCH_RULES = tuple(rule for rule in RULES if set(rule.axes) & set(SWITCH_AXES)
 
 def facts(layout: Layout, problem: Problem) -> Mapping[str, Any]:
     """All numbers that a message may name."""
-    chunks = layout.pipeline_parallel * layout.virtual_pipeline
     grid = layout.tensor_parallel * layout.context_parallel * layout.data_parallel
     no_experts = "the model has no experts, so expert_parallel and expert_tensor_parallel must be 1"
     derived = {
         "expert_reason": f"num_experts = {problem.num_experts} does not divide by expert_parallel = {layout.expert_parallel}"
         if problem.num_experts
         else no_experts,
-        "num_micro_batches": num_micro_batches(layout, problem),
+        "num_micro_batches": num_micro_batches(layout, problem.global_batch_size),
         "grid": grid,
         "gpus_asked": grid * layout.pipeline_parallel,
-        "deepest": -(-problem.num_layers // chunks),
+        "deepest": deepest_chunk(layout, problem.num_layers),
         "usable_gib": problem.usable_kib / 2**20,
     }
     return {**vars(problem), **vars(layout), **derived}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_2p", "zero_bubble_v", "dualpipe")
 V_SHAPED = ("zero_bubble_v", "dualpipe")
 """Schedules whose stage holds two chunks, the second in reverse order: the last chunk sits on the first stage."""
+
+V_CODES = tuple(SCHEDULES.index(name) for name in V_SHAPED)
+SELECTIVE, FULL = RECOMPUTE.index("selective"), RECOMPUTE.index("full")
 
 MESH_AXES = (
     "tensor_parallel",
@@ -114,6 +118,16 @@ def parse_label(text: str) -> dict[str, int | str]:
         else:
             raise ValueError(f"'{piece}' is no part of a layout label")
     return found
+
+
+def num_micro_batches(x: Any, global_batch_size: int) -> Any:
+    """Micro-batches per step and replica of one layout or many, rounded down where the batch does not divide."""
+    return global_batch_size // (x.data_parallel * x.micro_batch_size)
+
+
+def deepest_chunk(x: Any, num_layers: int) -> Any:
+    """Layers of the largest chunk of one layout or many under the even split."""
+    return -(-num_layers // (x.pipeline_parallel * x.virtual_pipeline))
 
 
 @dataclass(frozen=True)

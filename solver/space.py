@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from solver.check import V_CODES
 from solver.grouping import ragged
-from solver.layout import MESH_AXES, SPLIT_AXES, Ints
+from solver.layout import MESH_AXES, SPLIT_AXES, V_CODES, Ints
 from solver.problem import Problem, divisors
 
 SPLIT_KEYS = ("pipeline_parallel", "data_parallel")

@@ -140,6 +140,21 @@ class Model:
                 require(getattr(self, key) > 0, f"{where}: {key} is missing although kv_lora_rank is given")
 
     @property
+    def qk_head_dim(self) -> int:
+        """Width of one query or key head: with latent attention its plain and its rotary part."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.kv_lora_rank else self.head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of one value head."""
+        return self.v_head_dim if self.kv_lora_rank else self.head_dim
+
+    @property
+    def split_key_value_heads(self) -> int:
+        """KV heads that a tensor group shares out; latent attention has one per query head."""
+        return self.num_attention_heads if self.kv_lora_rank else self.num_key_value_heads
+
+    @property
     def num_moe_layers(self) -> int:
         """Layers whose MLP is a mixture of experts."""
         return self.num_layers - self.num_dense_layers if self.num_experts else 0

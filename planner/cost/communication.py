@@ -11,7 +11,6 @@ from planner.cost.collectives import (
     Network,
     all_gather_seconds,
     all_to_all_seconds,
-    group_bandwidth,
     members_per_node,
     point_to_point_seconds,
 )
@@ -38,7 +37,7 @@ def context_seconds(job: Job, net: Network, batch: Number, tensor: Number, conte
     """
     model = job.model
     if model.kv_lora_rank:
-        width = model.num_attention_heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim) / 2
+        width = model.num_attention_heads * (model.qk_head_dim + model.v_head_dim) / 2
     else:
         width = np.maximum(model.num_key_value_heads, tensor) * model.head_dim
     per_node = members_per_node(context, tensor, net.domain)
@@ -111,9 +110,7 @@ def sharded_pass(compute: Number, transfer: Number, traffic: Number, job: Job) -
     return smooth_max(compute, transfer, 4) + job.physics.fsdp_disturbance * traffic / job.link_bytes_per_s
 
 
-def gradient_seconds(
-    job: Job, reduce: Number, gather: Number, backward: Number, forward: Number, fill: Number, stage_zero: Number
-) -> Number:
+def gradient_seconds(job: Job, reduce: Number, gather: Number, backward: Number, forward: Number, fill: Number) -> Number:
     """Exposed gradient reduction and parameter gathering of one step.
 
     What hides the reduction is the last micro-batch's backward on the stage, and half of the pipeline's drain; the
@@ -127,19 +124,3 @@ def gradient_seconds(
     late_reduce = np.maximum(0.0, reduce - physics.data_window * backward - idle)
     late_gather = np.maximum(0.0, gather - physics.data_window * forward - idle)
     return late_reduce + late_gather + physics.data_residue * (reduce + gather)
-
-
-__all__ = [
-    "ShardGroup",
-    "boundary_seconds",
-    "context_seconds",
-    "data_group",
-    "expert_data_group",
-    "expert_seconds",
-    "gathers_weights",
-    "gradient_seconds",
-    "group_bandwidth",
-    "shard_gather_seconds",
-    "sharded_pass",
-    "tensor_seconds",
-]

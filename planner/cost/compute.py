@@ -79,8 +79,7 @@ def product_seconds(r: Rates, m: Number, k: Number, n: Number, count: Number = 1
     row_tiles, column_tiles = np.ceil(m / r.tile_rows), np.ceil(n / r.tile_columns)
     tiles = row_tiles * column_tiles * count
     edge = m * n / (row_tiles * column_tiles * r.tile_rows * r.tile_columns)
-    waves = tiles / (np.ceil(tiles / r.sms) * r.sms)
-    rate = r.flops * gain * waves**r.wave_exponent * edge
+    rate = r.flops * gain * wave_share(tiles, r.sms) ** r.wave_exponent * edge
     compute = 2.0 * m * k * n * count / rate * (1.0 + r.k_overhead / k)
     moved = 2.0 * (m * k + k * n + m * n) * count / r.hbm
     return smooth_max(compute, moved, 4)
@@ -103,7 +102,7 @@ def attention_linears(job: Job, r: Rates, tokens: Number, tensor: Number) -> tup
     model = job.model
     h, a = model.hidden_size, model.num_attention_heads
     if model.kv_lora_rank:
-        qk = model.qk_nope_head_dim + model.qk_rope_head_dim
+        qk = model.qk_head_dim
         products: list[tuple[Number, Number]] = [
             (h, model.kv_lora_rank + model.qk_rope_head_dim),
             (model.kv_lora_rank, a * (model.qk_nope_head_dim + model.v_head_dim) / tensor),
@@ -134,10 +133,7 @@ def attention_core(job: Job, r: Rates, batch: Number, tensor: Number, context: N
     """
     model, physics, s = job.model, job.physics, job.seq_len
     a = model.num_attention_heads / tensor
-    if model.kv_lora_rank:
-        qk, value = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
-    else:
-        qk = value = model.head_dim
+    qk, value = model.qk_head_dim, model.value_head_dim
     rows = s / context
     windowed = model.num_window_layers / model.num_layers
     window = min(s, model.sliding_window) if model.sliding_window else s
@@ -146,7 +142,7 @@ def attention_core(job: Job, r: Rates, batch: Number, tensor: Number, context: N
         blocks = batch * a * np.ceil(s / (128 * context))
         narrow = min(1.0, (value / 128) ** physics.attention_head_exponent)
         short = s / (s + physics.attention_sequence_half)
-        rate = r.attention_flops * narrow * short * (blocks / (np.ceil(blocks / r.sms) * r.sms)) ** r.wave_exponent
+        rate = r.attention_flops * narrow * short * wave_share(blocks, r.sms) ** r.wave_exponent
         forward = 0.5 * 2.0 * (qk + value) * batch * rows * span * a / rate
         return forward, 2.5 * forward / job.generation.backward_ratio
     slow = physics.misaligned_head_slowdown if value % 8 else 1.0

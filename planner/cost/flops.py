@@ -17,10 +17,7 @@ def attention_flops_per_token(model: Model, seq_len: int) -> float:
     >>> attention_flops_per_token(find(Model, "70b"), 4096) == 12 * 80 * 8192 * 4096
     True
     """
-    if model.kv_lora_rank:
-        width = model.num_attention_heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim) / 2
-    else:
-        width = model.num_attention_heads * model.head_dim
+    width = model.num_attention_heads * (model.qk_head_dim + model.value_head_dim) / 2
     window = min(seq_len, model.sliding_window) if model.sliding_window else seq_len
     spans = (model.num_layers - model.num_window_layers) * seq_len + model.num_window_layers * window
     return 12.0 * width * spans

@@ -80,7 +80,7 @@ class LayerSeconds:
 def dense_kernels(job: Job, x: Columns) -> Kernels:
     """Kernels of a layer with a dense MLP."""
     r = compute.rates_of(job)
-    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    tokens = job.rank_tokens(x)
     t = x.tensor_parallel
     width = job.model.ffn_hidden_size
     mlp = compute.mlp_linears(job, r, tokens, width, t)
@@ -96,7 +96,7 @@ def moe_kernels(job: Job, x: Columns) -> Kernels:
     """
     model, physics = job.model, job.physics
     r = compute.rates_of(job)
-    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    tokens = job.rank_tokens(x)
     t, split = x.tensor_parallel, x.expert_tensor_parallel
     local = model.num_experts / x.expert_parallel
     per_expert = tokens * model.experts_per_token * x.expert_parallel * split / (t * model.num_experts)
@@ -161,7 +161,7 @@ def layer_seconds(job: Job, x: Columns, *, moe: bool) -> LayerSeconds:
     """A layer's forward and backward for each row of ``x`` (its schedule and recompute are not read)."""
     net = network_of(job)
     kernels = moe_kernels(job, x) if moe else dense_kernels(job, x)
-    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    tokens = job.rank_tokens(x)
     t = x.tensor_parallel
     zeros = np.zeros(len(x))
 

@@ -18,9 +18,7 @@ from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
 from planner.cost.stages import Stages, covered_layers
 from planner.scenario import OPTIMIZERS, Job
 from solver.grouping import distinct
-from solver.layout import RECOMPUTE, SCHEDULES, Columns, Ints
-
-SELECTIVE = RECOMPUTE.index("selective")
+from solver.layout import SCHEDULES, SELECTIVE, Columns, Ints, num_micro_batches
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def layer_activation_bytes(job: Job, x: Columns, *, moe: bool) -> Number:
     Source: Korthikanti et al. 2022, section 4, extended to grouped queries, gated MLPs, latent attention and experts;
     bytes per stack fitted on measured peaks.
     """
-    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    tokens = job.rank_tokens(x)
     kept = _norm_inputs(job, tokens, x) + _attention_kept(job, tokens, x)
     return kept + (_experts_kept(job, tokens, x) if moe else _mlp_kept(job, tokens, job.model.ffn_hidden_size, x))
 
@@ -88,7 +86,7 @@ def _attention_kept(job: Job, tokens: Number, x: Columns) -> Number:
     model, s, t = job.model, job.software, x.tensor_parallel
     a = model.num_attention_heads
     if model.kv_lora_rank:
-        qk, share = model.qk_nope_head_dim + model.qk_rope_head_dim, _hidden_share(job, x)
+        qk, share = model.qk_head_dim, _hidden_share(job, x)
         latent = 4.0 * (model.q_lora_rank + model.kv_lora_rank) / share
         return tokens * (latent + (4.0 * a * qk + 4.0 * a * model.v_head_dim) / t)
     query, key = a * model.head_dim, parameters.key_value_width(model, t)
@@ -119,7 +117,7 @@ MODULE_SAVING = 0.78
 def selective_activation_bytes(job: Job, x: Columns, *, moe: bool) -> Number:
     """Kept by one layer under selective recompute: without its modules' tensors, or every second product ("ops")."""
     whole = layer_activation_bytes(job, x, moe=moe)
-    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    tokens = job.rank_tokens(x)
     if job.software.selective_recompute == "ops":
         return np.minimum(whole, _every_second_product(job, tokens, x, moe=moe))
     saved = 0.0 * tokens
@@ -154,8 +152,7 @@ def _moe_saved(job: Job, tokens: Number, x: Columns, moe: bool) -> Number:
 
 def _up_projections_saved(job: Job, tokens: Number, x: Columns, moe: bool) -> Number:
     model = job.model
-    qk = model.qk_nope_head_dim + model.qk_rope_head_dim
-    return tokens * model.num_attention_heads * (4.0 * qk + 2.0 * model.v_head_dim) / x.tensor_parallel
+    return tokens * model.num_attention_heads * (4.0 * model.qk_head_dim + 2.0 * model.v_head_dim) / x.tensor_parallel
 
 
 def _shared_experts_saved(job: Job, tokens: Number, x: Columns, moe: bool) -> Number:
@@ -187,7 +184,7 @@ def _every_second_product(job: Job, tokens: Number, x: Columns, *, moe: bool) ->
 
 def checkpoint_bytes(job: Job, x: Columns) -> Number:
     """Kept by one layer under full recompute: its input, 2 T h / t_s."""
-    return 2.0 * job.seq_len * x.micro_batch_size / x.context_parallel * job.model.hidden_size / _hidden_share(job, x)
+    return 2.0 * job.rank_tokens(x) * job.model.hidden_size / _hidden_share(job, x)
 
 
 def in_flight(x: Columns, stage_rank: Ints, num_micro_batches: Ints) -> Floats:
@@ -318,7 +315,7 @@ def loads(job: Job, x: Columns) -> Loads:
     """The loads of every row, computed once per distinct mesh and micro-batch."""
     first, key = distinct(getattr(x, axis) for axis in LOAD_KEYS)
     y, model, s = x.take(first), job.model, job.software
-    tokens = job.seq_len * y.micro_batch_size / y.context_parallel
+    tokens = job.rank_tokens(y)
     zeros = np.zeros(len(first))
     kinds = {moe: moe in _kinds(job) for moe in (False, True)}
     whole = {moe: layer_activation_bytes(job, y, moe=moe) if here else zeros for moe, here in kinds.items()}
@@ -336,7 +333,7 @@ def loads(job: Job, x: Columns) -> Loads:
         hidden_share=(tokens * model.hidden_size / _hidden_share(job, y))[key],
         logits=(tokens * vocabulary / (1 if s.logits_whole else y.tensor_parallel))[key],
         piece=pieces(job, x),
-        num_micro_batches=job.global_batch_size // (x.data_parallel * x.micro_batch_size),
+        num_micro_batches=num_micro_batches(x, job.global_batch_size),
         communicators=1.0 + sum((getattr(x, axis) > 1).astype(float) for axis in split_axes),
     )
 
@@ -414,7 +411,7 @@ def _kinds(job: Job) -> list[bool]:
 def _mlp_gradient_bytes(job: Job, x: Columns) -> Number:
     """Gradients of one MLP's intermediate tensors, live while its backward runs."""
     model = job.model
-    tokens = job.seq_len * x.micro_batch_size / x.context_parallel
+    tokens = job.rank_tokens(x)
     per_channel = 6.0 if model.gated_mlp else 4.0
     dense = per_channel * model.ffn_hidden_size * tokens / x.tensor_parallel
     if not model.num_moe_layers:

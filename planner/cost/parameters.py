@@ -29,7 +29,7 @@ def attention_linear(model: Model, tensor: Number = 1) -> Number:
     """
     h, a = model.hidden_size, model.num_attention_heads
     if model.kv_lora_rank:
-        qk, nope, v = model.qk_nope_head_dim + model.qk_rope_head_dim, model.qk_nope_head_dim, model.v_head_dim
+        qk, nope, v = model.qk_head_dim, model.qk_nope_head_dim, model.v_head_dim
         query = h * model.q_lora_rank + model.q_lora_rank * a * qk / tensor if model.q_lora_rank else h * a * qk / tensor
         latent = h * (model.kv_lora_rank + model.qk_rope_head_dim)
         return query + latent + model.kv_lora_rank * a * (nope + v) / tensor + a * v * h / tensor

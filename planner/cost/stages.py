@@ -9,7 +9,7 @@ import numpy as np
 from planner.catalogue.schema import Model
 from planner.scenario import Job
 from solver.grouping import distinct
-from solver.layout import SCHEDULES, V_SHAPED, Columns, Ints
+from solver.layout import V_CODES, Columns, Ints
 
 
 def chunk_sizes(num_layers: int, chunks: int) -> Ints:
@@ -103,8 +103,7 @@ def _candidates(stages: Stages) -> Ints:
 
 def candidate_stages(job: Job, x: Columns) -> tuple[Stages, Ints]:
     """For each kind of pipeline in ``x`` its candidate stages, padded by repetition, and the kind of every row."""
-    v_codes = [SCHEDULES.index(name) for name in V_SHAPED]
-    v_shaped = np.isin(x.schedule, v_codes).astype(np.int64)
+    v_shaped = np.isin(x.schedule, V_CODES).astype(np.int64)
     first, kind = distinct([x.pipeline_parallel, x.virtual_pipeline, v_shaped])
     found = []
     for row in first:

@@ -13,12 +13,10 @@ from planner.cost.collectives import Network, all_gather_seconds, members_per_no
 from planner.cost.layer import KEYS, LayerSeconds, layer_seconds
 from planner.cost.memory import Params, pieces, stage_parameters
 from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
-from planner.cost.stages import Stages, candidate_stages, covered_layers
+from planner.cost.stages import Stages, candidate_stages, covered_layers, recomputed_layers
 from planner.scenario import Job
 from solver.grouping import distinct
-from solver.layout import RECOMPUTE, SCHEDULES, Columns, Ints
-
-SELECTIVE = RECOMPUTE.index("selective")
+from solver.layout import SCHEDULES, SELECTIVE, Columns, Ints, num_micro_batches
 
 
 @dataclass(frozen=True)
@@ -102,14 +100,14 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     Source: Narayanan et al. 2021 for the form; every term as documented where it is computed.
     """
     physics, net, p, v = job.physics, network_of(job), x.pipeline_parallel, x.virtual_pipeline
-    m = job.global_batch_size // (x.data_parallel * x.micro_batch_size)
+    m = num_micro_batches(x, job.global_batch_size)
     layers = _layer_table(job, x)
     ends = _EndSeconds.of(job, x)
     stage, modes = _slowest_stage(job, x, layers, ends)
 
     forward = layers.sum("forward", stage, modes) + ends.forward(stage)
     backward = layers.sum("backward", stage, modes) + ends.backward(stage)
-    boundary = comm.boundary_seconds(job, net, _tokens(job, x), x.tensor_parallel, p) * (p > 1)
+    boundary = comm.boundary_seconds(job, net, job.rank_tokens(x), x.tensor_parallel, p) * (p > 1)
     fill = _fill_seconds(job, x, layers, ends, forward, backward, m, boundary)
     steady = forward + backward
     per_boundary = 2.0 * v * physics.p2p_exposed * boundary
@@ -128,10 +126,6 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
         optimizer=_optimizer_seconds(job, x, params),
         overhead=m * per_batch + slowed,
     )
-
-
-def _tokens(job: Job, x: Columns) -> Number:
-    return job.seq_len * x.micro_batch_size / x.context_parallel
 
 
 def _layer_table(job: Job, x: Columns) -> _Layers:
@@ -155,7 +149,7 @@ class _EndSeconds:
         first, key = distinct([x.tensor_parallel, x.context_parallel, x.micro_batch_size])
         rows = x.take(first)
         rates = compute.rates_of(job)
-        tokens = _tokens(job, rows)
+        tokens = job.rank_tokens(rows)
         heads = 1 + job.num_mtp_layers
         forward, backward = compute.head_seconds(job, rates, tokens, rows.tensor_parallel)
         embedding = compute.embedding_seconds(job, rates, tokens)
@@ -205,8 +199,7 @@ def _fill_seconds(
     """Idle seconds of the pipeline's fill and drain under each row's schedule; 0 without a pipeline."""
     p, v = x.pipeline_parallel, x.virtual_pipeline
     everything = _whole_model(job, x)
-    small = job.model.num_layers // (p * v)
-    covered = p * v * np.minimum(x.recompute_layers, small) + everything.large_chunks * (x.recompute_layers > small)
+    covered = recomputed_layers(everything.layers, job.model.num_layers, p * v, p * v, everything.large_chunks, x.recompute_layers)
     modes = _modes(x, covered, everything.layers)
     total = layers.sum("forward", everything, modes) + layers.sum("backward", everything, modes)
     total = total + ends.forward(everything) + ends.backward(everything) + 2.0 * p * boundary
@@ -239,7 +232,7 @@ def _data_seconds(job: Job, net: Network, x: Columns, params: Params, forward: F
 
     reduce = over_replicas(s.reduce_bytes)
     gather = np.where(zero == 0, reduce, over_replicas(s.weight_bytes))
-    exposed = comm.gradient_seconds(job, reduce, gather, backward, forward, fill, zero)
+    exposed = comm.gradient_seconds(job, reduce, gather, backward, forward, fill)
     each_time = (zero == 2) & (x.pipeline_parallel == 1) & (replicas.size > 1)
     late = np.maximum(reduce - job.physics.data_window * backward, 0.0)
     disturbed = job.physics.fsdp_disturbance * s.reduce_bytes * params.whole / job.link_bytes_per_s

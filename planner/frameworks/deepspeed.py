@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.frameworks.rule import FrameworkRule
+from planner.frameworks.rule import FrameworkRule, sharded_pipeline, whole_key_value_heads
 from planner.scenario import Job
-from solver.check import FULL, SELECTIVE
-from solver.layout import SCHEDULES
+from solver.layout import FULL, SCHEDULES, SELECTIVE
 
 PLAIN_1F1B = SCHEDULES.index("1f1b")
-
-
-def sharded_pipeline(x: Any, job: Job) -> Any:
-    """Gradients must stay whole across the micro-batches of a pipeline."""
-    return (x.zero_stage < 2) | (x.pipeline_parallel == 1)
 
 
 def one_chunk(x: Any, job: Job) -> Any:
@@ -25,12 +19,6 @@ def one_chunk(x: Any, job: Job) -> Any:
 def schedules(x: Any, job: Job) -> Any:
     """The pipeline engine runs 1F1B."""
     return x.schedule == PLAIN_1F1B
-
-
-def key_value_heads(x: Any, job: Job) -> Any:
-    """A tensor group beyond the KV heads leaves ranks without attention."""
-    heads = job.model.num_attention_heads if job.model.kv_lora_rank else job.model.num_key_value_heads
-    return heads % x.tensor_parallel == 0
 
 
 def ulysses(x: Any, job: Job) -> Any:
@@ -58,7 +46,9 @@ def precision(x: Any, job: Job) -> Any:
 
 RULES: tuple[FrameworkRule, ...] = (
     FrameworkRule("D1", "virtual_pipeline = 1", "runtime/pipe/engine.py", one_chunk, switches=False),
-    FrameworkRule("D2", "num_key_value_heads divides by tensor_parallel", "runtime/engine.py, AutoTP", key_value_heads, switches=False),
+    FrameworkRule(
+        "D2", "num_key_value_heads divides by tensor_parallel", "runtime/engine.py, AutoTP", whole_key_value_heads, switches=False
+    ),
     FrameworkRule(
         "D3",
         "context_parallel (Ulysses) divides the heads and needs tensor_parallel = pipeline_parallel = 1",

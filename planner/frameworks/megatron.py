@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.frameworks.rule import FrameworkRule, aligned
+from planner.frameworks.rule import FrameworkRule, low_precision_shapes, sharded_pipeline
 from planner.scenario import Job
 from solver.layout import SCHEDULES
 
@@ -21,16 +21,6 @@ def sequence_parallel_experts(x: Any, job: Job) -> Any:
 def schedules(x: Any, job: Job) -> Any:
     """Pipelines run 1F1B, interleaved or not."""
     return np.isin(x.schedule, OWN_SCHEDULES)
-
-
-def sharded_pipeline(x: Any, job: Job) -> Any:
-    """ZeRO-2 and 3 (Megatron-FSDP) do not combine with pipeline stages."""
-    return (x.zero_stage < 2) | (x.pipeline_parallel == 1)
-
-
-def low_precision_shapes(x: Any, job: Job) -> Any:
-    """8-bit products want the rank's tokens in multiples of 16, MX formats of 32."""
-    return aligned(x, job, 16, 32)
 
 
 RULES: tuple[FrameworkRule, ...] = (

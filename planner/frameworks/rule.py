@@ -1,4 +1,4 @@
-"""One legality rule of a framework."""
+"""One legality rule of a framework, and the predicates that several frameworks share."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ class FrameworkRule:
     """Whether the rule reads schedule, ZeRO stage or recompute; if not, one answer serves every setting of a mesh."""
 
 
-def micro_batches(x: Any, job: Job) -> Any:
-    """Micro-batches per step and replica."""
-    return job.global_batch_size // (x.data_parallel * x.micro_batch_size)
+def whole_key_value_heads(x: Any, job: Job) -> Any:
+    """Each tensor rank has KV heads of its own: they are never copied."""
+    return job.model.split_key_value_heads % x.tensor_parallel == 0
 
 
-def aligned(x: Any, job: Job, eight_bit: int, mx: int) -> Any:
-    """Whether the rank's rows of every product are a multiple of what 8-bit kernels want; always true in 16 bit."""
-    multiple = {"fp8": eight_bit, "mxfp8": mx, "nvfp4": mx}.get(job.precision, 1)
+def sharded_pipeline(x: Any, job: Job) -> Any:
+    """ZeRO-2 and 3 do not combine with pipeline stages."""
+    return (x.zero_stage < 2) | (x.pipeline_parallel == 1)
+
+
+def low_precision_shapes(x: Any, job: Job) -> Any:
+    """8-bit products want the rank's tokens in multiples of 16, MX formats of 32; 16-bit ones take any."""
+    multiple = {"fp8": 16, "mxfp8": 32, "nvfp4": 32}.get(job.precision, 1)
     rows = job.seq_len * x.micro_batch_size // (x.context_parallel * x.tensor_parallel)
     return rows % multiple == 0

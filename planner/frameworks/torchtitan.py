@@ -6,19 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.frameworks.rule import FrameworkRule, aligned, micro_batches
+from planner.frameworks.rule import FrameworkRule, low_precision_shapes, whole_key_value_heads
 from planner.scenario import Job
-from solver.check import FULL, SELECTIVE, V_CODES
-from solver.layout import SCHEDULES
+from solver.layout import FULL, SCHEDULES, SELECTIVE, V_CODES, deepest_chunk, num_micro_batches
 
 OWN_SCHEDULES = [SCHEDULES.index(n) for n in ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_v", "dualpipe")]
 PLAIN_1F1B = SCHEDULES.index("1f1b")
-
-
-def key_value_heads(x: Any, job: Job) -> Any:
-    """KV heads are never replicated."""
-    heads = job.model.num_attention_heads if job.model.kv_lora_rank else job.model.num_key_value_heads
-    return heads % x.tensor_parallel == 0
 
 
 def sharding(x: Any, job: Job) -> Any:
@@ -45,7 +38,7 @@ def expert_tensor(x: Any, job: Job) -> Any:
 def schedules(x: Any, job: Job) -> Any:
     """Schedules of torch.distributed.pipelining; plain 1F1B needs a micro-batch for every stage."""
     known = np.isin(x.schedule, OWN_SCHEDULES)
-    enough = (x.schedule != PLAIN_1F1B) | (micro_batches(x, job) >= x.pipeline_parallel)
+    enough = (x.schedule != PLAIN_1F1B) | (num_micro_batches(x, job.global_batch_size) >= x.pipeline_parallel)
     return known & enough
 
 
@@ -56,8 +49,7 @@ def split_backward(x: Any, job: Job) -> Any:
 
 def whole_recompute(x: Any, job: Job) -> Any:
     """Full activation checkpointing covers every layer."""
-    deepest = -(-job.model.num_layers // (x.pipeline_parallel * x.virtual_pipeline))
-    return (x.recompute != FULL) | (x.recompute_layers == deepest)
+    return (x.recompute != FULL) | (x.recompute_layers == deepest_chunk(x, job.model.num_layers))
 
 
 def precision(x: Any, job: Job) -> Any:
@@ -65,13 +57,10 @@ def precision(x: Any, job: Job) -> Any:
     return (x.tensor_parallel > 0) & (job.precision != "fp16")
 
 
-def low_precision_shapes(x: Any, job: Job) -> Any:
-    """8-bit products want the rank's tokens in multiples of 16, MX formats of 32."""
-    return aligned(x, job, 16, 32)
-
-
 RULES: tuple[FrameworkRule, ...] = (
-    FrameworkRule("T1", "num_key_value_heads divides by tensor_parallel", "models/common/decoder.py", key_value_heads, switches=False),
+    FrameworkRule(
+        "T1", "num_key_value_heads divides by tensor_parallel", "models/common/decoder.py", whole_key_value_heads, switches=False
+    ),
     FrameworkRule("T2", "seq_len divides by tensor_parallel x 2 context_parallel", "trainer.py", sequence_chunks, switches=False),
     FrameworkRule("T3", "expert_tensor_parallel = 1", "distributed/parallel_dims.py", expert_tensor, switches=False),
     FrameworkRule("T4", "the precision is not fp16", "config/job_config.py", precision, switches=False),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from planner.report.frame import shortlist_frame
 from planner.search import SearchResult
 
 ROWS_AT_ONCE = 50_000
@@ -86,8 +85,3 @@ def markdown_text(frame: pd.DataFrame) -> str:
     for row in frame[columns].to_dict("records"):
         lines.append("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
     return "\n".join(lines) + "\n"
-
-
-def every_survivor(result: SearchResult) -> pd.DataFrame:
-    """All ranked layouts, without limit."""
-    return shortlist_frame(result, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 
@@ -12,22 +14,10 @@ from planner.scenario import Job, Scenario
 from planner.search import Scored, SearchResult, jobs_by_framework
 from planner.uncertainty import band
 from planner.units import GIB, SECONDS_PER_DAY
-from solver.layout import RECOMPUTE, SCHEDULES, Columns
+from solver.layout import RECOMPUTE, SCHEDULES, Columns, Layout
 
-AXIS_COLUMNS = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "virtual_pipeline",
-    "context_parallel",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "data_parallel",
-    "zero_stage",
-    "micro_batch_size",
-    "recompute",
-    "recompute_layers",
-    "schedule",
-)
+AXIS_COLUMNS = tuple(field.name for field in dataclasses.fields(Layout))
+"""In the order in which a label names them."""
 
 
 def axis_frame(layouts: Columns) -> pd.DataFrame:

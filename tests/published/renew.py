@@ -23,7 +23,7 @@ from planner.measured import Run
 from planner.profile import read_profile
 from planner.report.accuracy import percent, summary_lines
 from planner.report.write import write_atomically
-from planner.uncertainty import RESIDUALS, TRAITS, _band_of, shipped, traits
+from planner.uncertainty import RESIDUALS, TRAITS, _band_of, family_weights, shipped, traits
 from planner.validate import NOISY, SHIPPED, predict, read_rows, report, runs_of
 
 HERE = Path(__file__).parent
@@ -73,7 +73,7 @@ def cross_validated(runs: list[Run]) -> Floats:
     for family in np.unique(families):
         seen = families != family
         part = fit.Linear(linear.logs[seen], linear.slopes[seen])
-        weights = fit.family_weights(list(families[seen]))
+        weights = family_weights(families[seen])
         constants, _ = fit.solve(part, np.zeros(len(moving)), measured[seen], weights, widths, limits, centre)
         errors[~seen] = linear.logs[~seen] + linear.slopes[~seen] @ constants - measured[~seen]
     return errors
