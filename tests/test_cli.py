@@ -113,6 +113,11 @@ def test_a_single_gpu_has_a_shortlist(command: Command) -> None:
     assert best["exposed_communication_share"] == 0 and best["bubble_share"] == 0
 
 
+def test_a_red_flag_is_shown_with_its_threshold(command: Command) -> None:
+    done = command("explain", "--model", "70b", "--gpus", "2048", "--layout", "tp8-pp4-mb1")
+    assert "! communication (#1; exposed above 20 % of compute): exposed communication is" in " ".join(done.out.split())
+
+
 def test_uneven_layer_counts_are_legal(command: Command) -> None:
     for model, stages in (("deepseek-v3", 8), ("qwen3-235b-a22b", 16), ("405b", 4)):
         done = command("search", "--model", model, "--gpus", "1024", "--pp", str(stages), "--vp", "1", "--format", "json")

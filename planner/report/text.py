@@ -150,10 +150,11 @@ def checklist(findings: list[dict[str, str]]) -> RenderableType:
             raised.setdefault(name, []).append((rank, finding))
     if not raised:
         return Text("checklist: no red flag on the shortlist", style="green")
+    thresholds = {check.name: check.threshold for check in advice.CHECKS}
     lines = ["checklist:"]
     for name, items in raised.items():
         ranks = ranges([rank for rank, _ in items])
-        lines.append(f"! {name} (#{ranks}): {items[0][1]}")
+        lines.append(f"! {name} (#{ranks}; {thresholds[name]}): {items[0][1]}")
     return Text("\n".join(lines))
 
 
