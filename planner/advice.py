@@ -91,7 +91,7 @@ def recompute_missing(facts: Facts) -> str | None:
 
 
 def thin_steps(facts: Facts) -> str | None:
-    tokens = facts.layout.micro_batch_size * facts.scenario.job.seq_len / facts.layout.context_parallel
+    tokens = facts.scenario.job.rank_tokens(facts.layout)
     if facts.num_micro_batches == 1 and tokens < 4096:
         return f"one micro-batch of {tokens:.0f} tokens per GPU: communication has little to hide behind"
     return None

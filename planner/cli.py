@@ -227,6 +227,7 @@ def search_command(
 @click.option("--output", type=OutputPath(), help="Write the ledger there instead of printing it.")
 def explain(scenario_word: str | None, label: str, style: str, output: Path | None, **wishes: Any) -> None:
     """Take one layout apart: bytes per part and stage, seconds per part, each with its formula."""
+    from planner.cost.memory import OUT_OF_MEMORY
     from planner.explain import check_pins, complete_layout
     from planner.explain import explain as explain_layout
     from planner.report import text
@@ -246,7 +247,7 @@ def explain(scenario_word: str | None, label: str, style: str, output: Path | No
     else:
         page = rendered(text.ledger_page(found), to_file=output is not None)
     emit([page], output)
-    if not found.legal or found.verdict == 2:
+    if not found.legal or found.verdict == OUT_OF_MEMORY:
         click.get_current_context().exit(1)
 
 

@@ -11,18 +11,29 @@ import numpy as np
 from planner import advice, spec, textbook
 from planner.cost import memory
 from planner.cost.estimate import memory_of, time_of
-from planner.cost.memory import Memory
+from planner.cost.memory import OUT_OF_MEMORY, Memory
 from planner.cost.stages import Stages, all_stages
 from planner.cost.step import StepSeconds
 from planner.errors import InputError, nearest
 from planner.frameworks import FRAMEWORKS
-from planner.frameworks.legality import broken, framework_names
+from planner.frameworks.legality import assign, broken, framework_names, jobs_by_framework
 from planner.report.frame import mfu
-from planner.request import CODES
 from planner.scenario import Job, Scenario
-from planner.search import Scored, assign, jobs_by_framework
+from planner.search import Scored
 from solver import check
-from solver.layout import SCHEDULES, V_SHAPED, Columns, Layout, columns_of, num_micro_batches, parse_label
+from solver.layout import (
+    RECOMPUTE,
+    SCHEDULES,
+    V_SHAPED,
+    WORDS,
+    Columns,
+    Layout,
+    columns_of,
+    fully_recomputed,
+    natural_schedule,
+    num_micro_batches,
+    parse_label,
+)
 from solver.problem import UNLIMITED_KIB
 
 MEMORY_FORMULAS: dict[str, tuple[str, str]] = {
@@ -73,7 +84,7 @@ class Explanation:
     memory: Memory | None = None
     """One row per stage."""
     need_bytes: np.ndarray | None = None
-    verdict: int = 2
+    verdict: int = OUT_OF_MEMORY
     step: StepSeconds | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     figures: list[textbook.Figure] = dataclasses.field(default_factory=list)
@@ -97,7 +108,7 @@ def complete_layout(scenario: Scenario, label: str) -> Layout:
     try:
         stated = parse_label(label)
     except ValueError as error:
-        known = ("tp8", "pp4", "vp2", "cp1", "ep1", "dp64", "zero1", "mb1", "none", "selective", "full", *SCHEDULES)
+        known = ("tp8", "pp4", "vp2", "cp1", "ep1", "dp64", "zero1", "mb1", *RECOMPUTE, *SCHEDULES)
         piece = str(error).split("'")[1] if "'" in str(error) else label
         hint = nearest(piece, known) if "is no part" in str(error) else ""
         raise InputError(f"layout '{label}': {error}{hint}") from None
@@ -112,17 +123,16 @@ def complete_layout(scenario: Scenario, label: str) -> Layout:
     stated.setdefault("zero_stage", 1)
     if stated.get("schedule") in V_SHAPED:
         stated.setdefault("virtual_pipeline", 2)
-    chunks = int(stated.get("virtual_pipeline", 1))
-    stated.setdefault("schedule", "interleaved_1f1b" if chunks > 1 else "1f1b")
-    if stated.get("recompute") == "full":
-        stated.setdefault("recompute_layers", -(-scenario.job.model.num_layers // (sizes["pipeline_parallel"] * chunks)))
-    return Layout(**stated)  # type: ignore[arg-type]
+    stated.setdefault("schedule", natural_schedule(int(stated.get("virtual_pipeline", 1))))
+    layout = Layout(**stated)  # type: ignore[arg-type]
+    deepest = layout.recompute == "full" and "recompute_layers" not in stated
+    return fully_recomputed(layout, scenario.job.model.num_layers) if deepest else layout
 
 
 def check_pins(scenario: Scenario, layout: Layout) -> None:
     """Raise InputError for a layout that contradicts the axes that were pinned beside it."""
     for axis, pinned in scenario.choices.pins.items():
-        words = [CODES[axis][value] for value in pinned] if axis in CODES else list(pinned)
+        words = [WORDS[axis][value] for value in pinned] if axis in WORDS else list(pinned)
         if getattr(layout, axis) not in words:
             raise InputError(f"layout '{layout.label}' has {axis} = {getattr(layout, axis)}, yet {axis} is pinned to {words}")
 

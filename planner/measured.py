@@ -13,7 +13,7 @@ from planner.catalogue.schema import RECOMPUTE_MODULES, Cluster, Gpu, Model, Sof
 from planner.errors import InputError
 from planner.profile import Profile
 from planner.scenario import Job, make_job
-from solver.layout import Layout
+from solver.layout import Layout, fully_recomputed, natural_schedule
 
 Row = Mapping[str, str]
 
@@ -272,38 +272,41 @@ SCHEDULE_NAMES = {
 
 def layout(row: Row, num_layers: int) -> Layout:
     """The row's layout. Raises Unusable for what this vocabulary cannot say."""
-    size = {key: int(number(row, key, 1)) for key in ("context_parallel", "expert_parallel", "virtual_pipeline")}
     tensor, pipeline = int(number(row, "tensor_parallel")), int(number(row, "pipeline_parallel"))
-    gpus = int(number(row, "num_gpus"))
-    data = int(number(row, "data_parallel", gpus // max(tensor * pipeline * size["context_parallel"], 1)))
+    gpus, context = int(number(row, "num_gpus")), int(number(row, "context_parallel", 1))
+    data = int(number(row, "data_parallel", gpus // max(tensor * pipeline * context, 1)))
     told = row.get("schedule", "").split(" ")[0]
     if told in ("v-half", "v-min"):
         raise Unusable(f"schedule '{told}'")
-    virtual = size["virtual_pipeline"]
-    schedule = SCHEDULE_NAMES.get(told, "interleaved_1f1b" if virtual > 1 else "1f1b")
+    virtual = int(number(row, "virtual_pipeline", 1))
+    schedule = SCHEDULE_NAMES.get(told, natural_schedule(virtual))
     if schedule == "zero_bubble_v":
         virtual = 2
-    mode = row.get("recompute", "").lower()
-    depth = math.ceil(num_layers / (pipeline * virtual))
-    recompute, covered = "none", 0
-    if mode.startswith("full"):
-        recompute, covered = "full", depth
-    elif "every" in mode:
-        recompute, covered = "full", max(depth // 2, 1)
-    elif mode not in ("", "none", "default memory policy"):
-        recompute = "selective"
-    return Layout(
+    plain = Layout(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
+        virtual_pipeline=virtual,
+        context_parallel=context,
+        expert_parallel=int(number(row, "expert_parallel", 1)),
+        expert_tensor_parallel=int(number(row, "expert_tensor_parallel", 1)),
         data_parallel=data,
         zero_stage=int(number(row, "zero_stage", 1)),
         micro_batch_size=int(number(row, "micro_batch_size")),
-        recompute=recompute,
-        recompute_layers=covered,
         schedule=schedule,
-        expert_tensor_parallel=int(number(row, "expert_tensor_parallel", 1)),
-        **{**size, "virtual_pipeline": virtual},
     )
+    return recomputed(plain, row.get("recompute", "").lower(), num_layers)
+
+
+def recomputed(plain: Layout, mode: str, num_layers: int) -> Layout:
+    """A layout without recompute under the mode that a row names."""
+    whole = fully_recomputed(plain, num_layers)
+    if mode.startswith("full"):
+        return whole
+    if "every" in mode:  # every other block
+        return dataclasses.replace(whole, recompute_layers=max(whole.recompute_layers // 2, 1))
+    if mode not in ("", "none", "default memory policy"):
+        return dataclasses.replace(plain, recompute="selective")
+    return plain
 
 
 NO_OFFLOAD = re.compile(r"offload\w* (false|0 ?%|not used)|offload fraction 0 ?%|offload passes disabled", re.IGNORECASE)

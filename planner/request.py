@@ -14,7 +14,7 @@ from planner.catalogue.schema import Cluster, Gpu, Model, Software
 from planner.errors import InputError, nearest
 from planner.profile import read_profile
 from planner.scenario import Choices, Scenario, make_job
-from solver.layout import RECOMPUTE, SCHEDULES, Layout
+from solver.layout import LABEL_ORDER, WORDS
 
 DEFAULT_GPU = "h100-sxm-80gb"
 DEFAULT_SEQ_LEN = 4096
@@ -22,9 +22,6 @@ DEFAULT_TOKENS_PER_STEP = 1 << 22
 """About 4 million: 1,024 sequences of 4,096."""
 
 SCENARIO_FOLDER = Path("scenarios")
-
-CODES = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
-"""Axes whose values are words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +82,6 @@ class Request:
         return dataclasses.replace(other, **{key: value for key, value in chosen.items() if value is not None})
 
 
-AXIS_KEYS = tuple(field.name for field in dataclasses.fields(Layout))
-
 TABLES: dict[str, tuple[str, ...]] = {
     "model": ("model", "model_shape"),
     "cluster": ("num_gpus", "gpu", "cluster", "gpus_per_node", "nic_gbit_per_s", "gpu_memory_gib", "price_usd_per_hour"),
@@ -109,7 +104,7 @@ TABLES: dict[str, tuple[str, ...]] = {
         "max_pipeline_parallel",
         "min_context_tokens",
         "pad_vocabulary",
-        *AXIS_KEYS,
+        *LABEL_ORDER,
     ),
 }
 RENAMED = {"model": {"name": "model", "shape": "model_shape"}, "cluster": {"name": "cluster"}}
@@ -128,10 +123,7 @@ def parse_count(text: str, what: str) -> float:
     match = COUNT.fullmatch(text)
     if not match:
         raise InputError(f"{what} = '{text}' must be a positive number such as 4096, 1.4T or 4M")
-    try:
-        return float(match[1].replace(",", "").replace("_", "")) * SCALES[match[2].lower()]
-    except (ValueError, OverflowError):
-        raise InputError(f"{what} = '{text}' must be a positive number such as 4096, 1.4T or 4M") from None
+    return float(match[1].replace(",", "").replace("_", "")) * SCALES[match[2].lower()]
 
 
 def read_request(path: Path) -> Request:
@@ -372,11 +364,11 @@ def _global_batch(request: Request, seq_len: int) -> int:
 
 def _choices(request: Request) -> Choices:
     pins: dict[str, tuple[int, ...]] = {}
-    for axis in AXIS_KEYS:
+    for axis in LABEL_ORDER:
         values = getattr(request, axis)
         if values is None:
             continue
-        if axis in CODES:
+        if axis in WORDS:
             pins[axis] = tuple(_code(axis, word) for word in values)
         else:
             least = 0 if axis in ("zero_stage", "recompute_layers") else 1
@@ -387,25 +379,15 @@ def _choices(request: Request) -> Choices:
             pins[axis] = tuple(values)
         if not pins[axis]:
             raise InputError(f"choices.{axis} is an empty list: leave it out to search every value")
-    settings = {
-        key: getattr(request, key)
-        for key in (
-            "framework",
-            "software",
-            "tensor_across_nodes",
-            "max_pipeline_parallel",
-            "min_context_tokens",
-            "pad_vocabulary",
-        )
-        if getattr(request, key) is not None
-    }
+    keys = [field.name for field in dataclasses.fields(Choices) if field.name != "pins"]
+    settings = {key: getattr(request, key) for key in keys if getattr(request, key) is not None}
     return Choices(pins=pins, **settings)
 
 
 def _code(axis: str, word: str) -> int:
-    if word not in CODES[axis]:
-        raise InputError(f"choices.{axis} = '{word}'{nearest(word, CODES[axis])}")
-    return CODES[axis].index(word)
+    if word not in WORDS[axis]:
+        raise InputError(f"choices.{axis} = '{word}'{nearest(word, WORDS[axis])}")
+    return WORDS[axis].index(word)
 
 
 def load_scenario(word: str, overrides: Mapping[str, Any] | None = None) -> Scenario:

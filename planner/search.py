@@ -13,13 +13,13 @@ import numpy as np
 from planner import spec
 from planner.cost.arrays import Floats
 from planner.cost.estimate import memory_of, time_of
+from planner.cost.memory import OUT_OF_MEMORY
 from planner.errors import InputError, NoLayoutFits
-from planner.frameworks import FRAMEWORKS
-from planner.frameworks.legality import accepting
+from planner.frameworks.legality import assign, framework_of, jobs_by_framework
 from planner.rank import order
 from planner.scenario import Job, Scenario
 from solver import check, prune, space
-from solver.layout import AXES, Columns, Ints, Layout
+from solver.layout import AXES, MESH_AXES, Columns, Ints, Layout
 from solver.problem import UNLIMITED_KIB, Problem
 
 PIECE = 1 << 16
@@ -40,7 +40,7 @@ class Scored:
     frameworks: Ints
     """Bit set of the frameworks that accept the layout."""
     stack: Ints
-    """Number of the framework whose stack the layout is costed under, or -1 for the physical rules alone."""
+    """Number of the framework whose stack the layout is costed under."""
     need_bytes: Floats
     verdict: Ints
     step_seconds: Floats
@@ -71,6 +71,8 @@ class SearchResult:
 
     scenario: Scenario
     problem: Problem
+    layouts: prune.Spread
+    """What the solver's rules leave."""
     funnel: prune.Funnel
     ranked: Scored
     """Best first; every layout that is not out of memory."""
@@ -94,7 +96,7 @@ def search(scenario: Scenario, sort: str = "step", progress: Progress | None = N
     for rule, number in dropped.items():
         funnel = funnel.after(rule, number)
     ranked = scored.take(order(scenario, scored, sort))
-    result = SearchResult(scenario, problem, funnel, ranked, nearest, time.perf_counter() - started)
+    result = SearchResult(scenario, problem, layouts, funnel, ranked, nearest, time.perf_counter() - started)
     if not len(ranked):
         check_batch(problem)
         if nearest is None and funnel.dropped["memory_floor"]:
@@ -109,49 +111,29 @@ def enumerate_layouts(problem: Problem) -> prune.Spread:
     return prune.spread(problem, base)
 
 
-def jobs_by_framework(scenario: Scenario) -> dict[int, Job]:
-    """The job under the stack of each framework number; -1 stands for the physical rules alone."""
-    if scenario.choices.framework == "none":
-        return {-1: scenario.job_in("none")}
-    names = list(FRAMEWORKS)
-    wanted = names if scenario.choices.framework == "any" else [scenario.choices.framework]
-    return {names.index(name): scenario.job_in(name) for name in wanted}
-
-
-def assign(scenario: Scenario, x: Columns) -> tuple[Ints, Ints]:
-    """For each layout the bit set of frameworks that accept it, and the one it is costed under (-2: none does)."""
-    bits = accepting({name: scenario.job_in(name) for name in FRAMEWORKS}, x)
-    stack = np.full(len(x), -2, dtype=np.int64)
-    for number in sorted(jobs_by_framework(scenario), reverse=True):
-        stack = np.where(bits >> number & 1 if number >= 0 else True, number, stack)
-    return bits, stack
-
-
-def estimate(scenario: Scenario, x: Columns) -> Iterator[tuple[Scored, Scored]]:
-    """Per stack: the layouts that are not out of memory with their step time, and those that are (step time nan)."""
-    bits, stack = assign(scenario, x)
+def weigh(scenario: Scenario, x: Columns, bits: Ints, stack: Ints) -> Iterator[tuple[Job, Scored]]:
+    """Per stack its layouts with their memory and verdict; their step times are still unknown (nan)."""
     for number, job in jobs_by_framework(scenario).items():
         rows = np.flatnonzero(stack == number)
         if not len(rows):
             continue
         own = x.take(rows)
         memory = memory_of(job, own)
-        runs = np.flatnonzero(memory.verdict < 2)
-        step = time_of(job, own.take(runs))
-        kept = Scored(
-            own.take(runs),
-            bits[rows][runs],
-            stack[rows][runs],
-            memory.need_bytes[runs],
-            memory.verdict[runs],
-            step.total,
-            step.bubble,
-            step.exposed_communication,
-        )
-        over = np.flatnonzero(memory.verdict == 2)
-        unknown = np.full(len(over), np.nan)
-        lost = Scored(own.take(over), bits[rows][over], stack[rows][over], memory.need_bytes[over], memory.verdict[over], *[unknown] * 3)
-        yield kept, lost
+        unknown = np.full(len(rows), np.nan)
+        yield job, Scored(own, bits[rows], stack[rows], memory.need_bytes, memory.verdict, unknown, unknown, unknown)
+
+
+def timed(job: Job, weighed: Scored) -> Scored:
+    """The layouts with their step times."""
+    step = time_of(job, weighed.layouts)
+    return dataclasses.replace(weighed, step_seconds=step.total, bubble_seconds=step.bubble, exposed_seconds=step.exposed_communication)
+
+
+def estimate(scenario: Scenario, x: Columns) -> Iterator[tuple[Scored, Scored]]:
+    """Per stack: the layouts that are not out of memory with their step time, and those that are (step time nan)."""
+    for job, weighed in weigh(scenario, x, *assign(scenario, x)):
+        over = weighed.verdict == OUT_OF_MEMORY
+        yield timed(job, weighed.take(np.flatnonzero(~over))), weighed.take(np.flatnonzero(over))
 
 
 def score(scenario: Scenario, layouts: prune.Spread, progress: Progress | None = None) -> tuple[Scored, Rejected | None, dict[str, int]]:
@@ -159,7 +141,6 @@ def score(scenario: Scenario, layouts: prune.Spread, progress: Progress | None =
     kept: list[Scored] = []
     nearest: Rejected | None = None
     done = out_of_memory = accepted = 0
-    names = list(FRAMEWORKS)
     for piece in layouts.pieces(PIECE):
         for fits, lost in estimate(scenario, piece):
             kept.append(fits)
@@ -167,9 +148,7 @@ def score(scenario: Scenario, layouts: prune.Spread, progress: Progress | None =
             out_of_memory += len(lost)
             least = int(np.argmin(lost.need_bytes)) if len(lost) else -1
             if least >= 0 and (nearest is None or lost.need_bytes[least] < nearest.need_bytes):
-                stack = int(lost.stack[least])
-                framework = names[stack] if stack >= 0 else "none"
-                nearest = Rejected(lost.layouts.layout(least), framework, float(lost.need_bytes[least]))
+                nearest = Rejected(lost.layouts.layout(least), framework_of(int(lost.stack[least])), float(lost.need_bytes[least]))
         done += len(piece)
         if progress:
             progress(done, len(layouts))
@@ -212,15 +191,7 @@ def nearest_refused(problem: Problem) -> tuple[Layout, str] | None:
 def check_batch(problem: Problem) -> None:
     """Raise InputError, with the nearest legal batches, when only the batch keeps every mesh from being legal."""
     possible: set[int] = set()
-    axes = (
-        "tensor_parallel",
-        "pipeline_parallel",
-        "context_parallel",
-        "expert_parallel",
-        "expert_tensor_parallel",
-        "data_parallel",
-    )
-    for step in prune.walk(problem, {}, axes):
+    for step in prune.walk(problem, {}, MESH_AXES):
         if isinstance(step, prune.Dropped) and step.rule.name == "replicas":
             possible |= {value for kind in set(step.kind.tolist()) for value in step.refused[kind]}
         elif not isinstance(step, prune.Dropped) and len(step["data_parallel"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.catalogue.schema import Software
+from planner.frameworks.legality import jobs_by_framework
 from planner.limits import memory_floor
 from planner.scenario import Scenario
 from solver.layout import AXES, RECOMPUTE, SCHEDULES
@@ -32,19 +32,12 @@ def declared_space(scenario: Scenario) -> Mapping[str, tuple[int, ...]]:
     return {axis: tuple(sorted(set(scenario.choices.pins.get(axis, natural[axis])))) for axis in AXES}
 
 
-def stacks_in_play(scenario: Scenario) -> list[Software]:
-    """The training stacks that a layout of this search may be costed under."""
-    framework = scenario.choices.framework
-    if framework == "any":
-        return [stack for name, stack in scenario.stacks.items() if name != "none"]
-    return [scenario.stacks[framework]]
-
-
 def problem(scenario: Scenario) -> Problem:
     """The scenario in integers."""
     job, model, choices = scenario.job, scenario.job.model, scenario.choices
     domains = declared_space(scenario)
-    floor = memory_floor(job, stacks_in_play(scenario), domains["zero_stage"])
+    stacks = [in_framework.software for in_framework in jobs_by_framework(scenario).values()]
+    floor = memory_floor(job, stacks, domains["zero_stage"])
     return Problem(
         num_gpus=job.num_gpus,
         gpus_per_node=job.fast_domain,
@@ -63,10 +56,6 @@ def problem(scenario: Scenario) -> Problem:
         min_context_tokens=choices.min_context_tokens,
         max_pipeline_parallel=choices.max_pipeline_parallel,
         global_batch_size=job.global_batch_size,
-        usable_kib=floor.usable_kib,
-        whole_dense_kib=floor.whole_dense_kib,
-        whole_expert_kib=floor.whole_expert_kib,
-        sharded_kib=floor.sharded_kib,
-        kept_kib=floor.kept_kib,
         domains=domains,
+        **vars(floor),
     )

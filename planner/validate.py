@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from planner.errors import InputError, nearest
 from planner.measured import Run, Unusable, run_of
 from planner.profile import Profile
 from planner.uncertainty import band
-from solver.layout import Layout, columns_of, deepest_chunk
+from solver.layout import columns_of, fully_recomputed
 
 NOISY = ("bs-other", "tr3", "tr8", "mbskill")
 """Families whose source reports scatter of 40 % or times single launch-bound iterations: reported apart."""
@@ -97,17 +96,11 @@ def predict(run: Run) -> Prediction:
     seconds = float(time_of(run.job, x).total[0]) if run.step_seconds > 0 else math.nan
     verdict, need = int(found.verdict[0]), float(found.need_bytes[0])
     if not run.recompute_known:
-        least = memory_of(run.job, columns_of([fully_recomputed(run)]))
-        verdict = verdict if verdict == int(least.verdict[0]) else 1
+        least = memory_of(run.job, columns_of([fully_recomputed(run.layout, run.job.model.num_layers)]))
+        verdict = verdict if verdict == int(least.verdict[0]) else memory.AT_RISK
         need = min(need, float(least.need_bytes[0]))
     measured = float(by_kind.get(run.memory_kind, by_kind["allocated"])[0])
     return Prediction(run, seconds, measured, verdict, need <= run.job.gpu.memory_bytes)
-
-
-def fully_recomputed(run: Run) -> Layout:
-    """The run's layout with every layer recomputed."""
-    layout = run.layout
-    return dataclasses.replace(layout, recompute="full", recompute_layers=deepest_chunk(layout, run.job.model.num_layers))
 
 
 def scored(errors: list[float]) -> dict[str, Any]:
@@ -197,11 +190,11 @@ def verdicts(predictions: list[Prediction]) -> dict[str, Any]:
         "false_fits": int(false_fits),
         "false_ooms": int(false_ooms),
         "three_states": {
-            "fits": sum(p.verdict == 0 for p in predictions),
-            "fits_that_ran_out": sum(p.verdict == 0 and p.run.out_of_memory for p in predictions),
-            "at_risk": sum(p.verdict == 1 for p in predictions),
-            "out_of_memory": sum(p.verdict == 2 for p in predictions),
-            "out_of_memory_that_ran": sum(p.verdict == 2 and not p.run.out_of_memory for p in predictions),
+            "fits": sum(p.verdict == memory.FITS for p in predictions),
+            "fits_that_ran_out": sum(p.verdict == memory.FITS and p.run.out_of_memory for p in predictions),
+            "at_risk": sum(p.verdict == memory.AT_RISK for p in predictions),
+            "out_of_memory": sum(p.verdict == memory.OUT_OF_MEMORY for p in predictions),
+            "out_of_memory_that_ran": sum(p.verdict == memory.OUT_OF_MEMORY and not p.run.out_of_memory for p in predictions),
         },
     }
 

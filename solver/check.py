@@ -15,9 +15,11 @@ import numpy as np
 
 from solver.layout import (
     AXES,
+    DUALPIPE,
     FULL,
+    INTERLEAVED,
     MESH_AXES,
-    SCHEDULES,
+    PLAIN_1F1B,
     SPLIT_AXES,
     SWITCH_AXES,
     V_CODES,
@@ -29,8 +31,6 @@ from solver.layout import (
 from solver.problem import Problem
 
 Truth = Any  # bool or an array of bool
-INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
-DUALPIPE = SCHEDULES.index("dualpipe")
 
 
 def heads(x: Any, problem: Problem) -> Truth:
@@ -142,7 +142,7 @@ def schedule(x: Any, problem: Problem) -> Truth:
     interleaved = x.schedule == INTERLEAVED
     plain = ~v_shaped & ~interleaved
     return (
-        (plain & (x.virtual_pipeline == 1) & ((x.pipeline_parallel > 1) | (x.schedule == 0)))
+        (plain & (x.virtual_pipeline == 1) & ((x.pipeline_parallel > 1) | (x.schedule == PLAIN_1F1B)))
         | (interleaved & (x.virtual_pipeline > 1) & (m % x.pipeline_parallel == 0))
         | (v_shaped & (x.virtual_pipeline == 2) & ((x.schedule != DUALPIPE) | (m >= 2 * x.pipeline_parallel)))
     )

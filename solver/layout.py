@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,10 @@ SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble
 V_SHAPED = ("zero_bubble_v", "dualpipe")
 """Schedules whose stage holds two chunks, the second in reverse order: the last chunk sits on the first stage."""
 
+WORDS: Mapping[str, tuple[str, ...]] = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
+"""The axes whose values are words; arrays hold indices into them."""
+
+PLAIN_1F1B, INTERLEAVED, DUALPIPE = (SCHEDULES.index(name) for name in ("1f1b", "interleaved_1f1b", "dualpipe"))
 V_CODES = tuple(SCHEDULES.index(name) for name in V_SHAPED)
 SELECTIVE, FULL = RECOMPUTE.index("selective"), RECOMPUTE.index("full")
 
@@ -65,13 +69,15 @@ class Layout:
         expert = f"ep{self.expert_parallel}"
         if self.expert_tensor_parallel > 1:
             expert += f"-etp{self.expert_tensor_parallel}"
-        natural = "interleaved_1f1b" if self.virtual_pipeline > 1 else "1f1b"
-        schedule = "" if self.schedule == natural else f"-{self.schedule}"
+        schedule = "" if self.schedule == natural_schedule(self.virtual_pipeline) else f"-{self.schedule}"
         return (
             f"tp{self.tensor_parallel}-pp{self.pipeline_parallel}-vp{self.virtual_pipeline}-cp{self.context_parallel}"
             f"-{expert}-dp{self.data_parallel}-zero{self.zero_stage}-mb{self.micro_batch_size}-{tail}{schedule}"
         )
 
+
+LABEL_ORDER = tuple(field.name for field in fields(Layout))
+"""The axes in the order in which a label names them: of scenario keys and exported columns too."""
 
 LABEL_AXES = {
     "tp": "tensor_parallel",
@@ -120,6 +126,11 @@ def parse_label(text: str) -> dict[str, int | str]:
     return found
 
 
+def natural_schedule(virtual_pipeline: int) -> str:
+    """The schedule that goes without saying: 1F1B, interleaved where a stage holds several chunks."""
+    return "interleaved_1f1b" if virtual_pipeline > 1 else "1f1b"
+
+
 def num_micro_batches(x: Any, global_batch_size: int) -> Any:
     """Micro-batches per step and replica of one layout or many, rounded down where the batch does not divide."""
     return global_batch_size // (x.data_parallel * x.micro_batch_size)
@@ -130,12 +141,18 @@ def deepest_chunk(x: Any, num_layers: int) -> Any:
     return -(-num_layers // (x.pipeline_parallel * x.virtual_pipeline))
 
 
+def fully_recomputed(layout: Layout, num_layers: int) -> Layout:
+    """The layout with every layer recomputed.
+
+    >>> fully_recomputed(Layout(pipeline_parallel=4, virtual_pipeline=2), 61).recompute_layers
+    8
+    """
+    return replace(layout, recompute="full", recompute_layers=deepest_chunk(layout, num_layers))
+
+
 @dataclass(frozen=True)
 class Columns:
-    """Many layouts, one int64 array of equal length per axis.
-
-    ``recompute`` and ``schedule`` hold indices into :data:`RECOMPUTE` and :data:`SCHEDULES`.
-    """
+    """Many layouts, one int64 array of equal length per axis; the axes of :data:`WORDS` hold indices."""
 
     tensor_parallel: Ints
     pipeline_parallel: Ints
@@ -165,19 +182,15 @@ class Columns:
     def layout(self, row: int) -> Layout:
         """One row as a :class:`Layout`."""
         values = {axis: int(getattr(self, axis)[row]) for axis in AXES}
-        names: Mapping[str, str] = {
-            "recompute": RECOMPUTE[values["recompute"]],
-            "schedule": SCHEDULES[values["schedule"]],
-        }
+        names = {axis: words[values[axis]] for axis, words in WORDS.items()}
         return Layout(**{**values, **names})  # type: ignore[arg-type]
 
 
 def columns_of(layouts: list[Layout]) -> Columns:
     """The columns of a list of layouts, in its order."""
-    code: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
 
     def column(axis: str) -> Ints:
         values = [getattr(layout, axis) for layout in layouts]
-        return np.array([code[axis].index(v) if axis in code else v for v in values], dtype=np.int64)
+        return np.array([WORDS[axis].index(v) if axis in WORDS else v for v in values], dtype=np.int64)
 
     return Columns(*(column(axis) for axis in (field.name for field in fields(Columns))))

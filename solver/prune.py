@@ -175,7 +175,7 @@ class Spread:
 def spread(problem: Problem, base: Ints) -> Spread:
     """The legal settings of the switches for every row of ``base`` (MESH_AXES + SPLIT_AXES)."""
     axes = MESH_AXES + SPLIT_AXES
-    seen = sorted({axis for rule in RULES if rule in SWITCH_RULES for axis in rule.axes} - set(SWITCH_AXES))
+    seen = sorted({axis for rule in SWITCH_RULES for axis in rule.axes} - set(SWITCH_AXES))
     first, group = distinct(base[:, axes.index(axis)] for axis in seen)
     table: Table = {axis: base[first, axes.index(axis)] for axis in seen}
     table["kind"] = np.arange(len(first), dtype=np.int64)

@@ -11,18 +11,9 @@ from planner.cost import compute, parameters
 from planner.cost.arrays import Floats, Number, smooth_max
 from planner.cost.collectives import Network, network_of
 from planner.scenario import Job
-from solver.layout import RECOMPUTE, Columns
+from solver.layout import MESH_AXES, RECOMPUTE, Columns
 
-KEYS = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "data_parallel",
-    "micro_batch_size",
-    "zero_stage",
-)
+KEYS = (*MESH_AXES, "micro_batch_size", "zero_stage")
 """The axes that a layer's seconds depend on."""
 
 

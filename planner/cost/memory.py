@@ -432,7 +432,7 @@ def reserved_bytes(job: Job, memory: Memory) -> Floats:
 
 
 VERDICTS = ("fits", "at risk", "out of memory")
-
+FITS, AT_RISK, OUT_OF_MEMORY = range(len(VERDICTS))
 
 MOST_ROOM_SHARE = 0.25
 """The fixed part of the uncertainty is at most this share of a need: no card of a few GiB is evidence-backed."""
@@ -453,4 +453,5 @@ def log_error(job: Job, need: Floats, loose: Floats) -> Floats:
 def verdicts(job: Job, need: Floats, loose: Floats) -> Ints:
     """Indices into :data:`VERDICTS`: fits and out of memory are stated only some standard deviations from the limit."""
     sigmas = np.log(need / job.gpu.memory_bytes) / log_error(job, need, loose)
-    return np.where(sigmas < -job.physics.fits_sigmas, 0, np.where(sigmas > job.physics.oom_sigmas, 2, 1)).astype(np.int64)
+    short = np.where(sigmas > job.physics.oom_sigmas, OUT_OF_MEMORY, AT_RISK)
+    return np.where(sigmas < -job.physics.fits_sigmas, FITS, short).astype(np.int64)

@@ -6,9 +6,7 @@ from typing import Any
 
 from planner.frameworks.rule import FrameworkRule, sharded_pipeline, whole_key_value_heads
 from planner.scenario import Job
-from solver.layout import FULL, SCHEDULES, SELECTIVE
-
-PLAIN_1F1B = SCHEDULES.index("1f1b")
+from solver.layout import FULL, PLAIN_1F1B, SELECTIVE
 
 
 def one_chunk(x: Any, job: Job) -> Any:

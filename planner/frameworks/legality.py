@@ -1,4 +1,4 @@
-"""Which frameworks accept which layouts, for many layouts at once."""
+"""Which frameworks accept which layouts, and whose stack each is costed under, for many layouts at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,34 @@ import numpy as np
 
 from planner.frameworks import FRAMEWORKS
 from planner.frameworks.rule import FrameworkRule
-from planner.scenario import Job
+from planner.scenario import Job, Scenario
 from solver.grouping import distinct
 from solver.layout import AXES, MESH_AXES, SPLIT_AXES, Columns, Ints, Layout, columns_of
+
+NO_STACK, REFUSED = -1, -2
+"""Numbers beside those of the frameworks: the physical rules alone, and a layout that no framework in play accepts."""
+
+
+def framework_of(number: int) -> str:
+    """The name of a framework's number; "none" stands for the physical rules alone."""
+    return "none" if number == NO_STACK else list(FRAMEWORKS)[number]
+
+
+def jobs_by_framework(scenario: Scenario) -> dict[int, Job]:
+    """The job under the stack of each framework that the search may use, by the framework's number."""
+    wanted = scenario.choices.framework
+    numbers = [NO_STACK, *range(len(FRAMEWORKS))]
+    named = {number: framework_of(number) for number in numbers}
+    return {number: scenario.job_in(name) for number, name in named.items() if name == wanted or (wanted == "any" and number != NO_STACK)}
+
+
+def assign(scenario: Scenario, x: Columns) -> tuple[Ints, Ints]:
+    """For each layout the bit set of frameworks that accept it, and the number of the one it is costed under."""
+    bits = accepting({name: scenario.job_in(name) for name in FRAMEWORKS}, x)
+    stack = np.full(len(x), REFUSED, dtype=np.int64)
+    for number in sorted(jobs_by_framework(scenario), reverse=True):
+        stack = np.where(bits >> number & 1 if number != NO_STACK else True, number, stack)
+    return bits, stack
 
 
 def accepting(jobs: Mapping[str, Job], x: Columns) -> Ints:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from planner.frameworks.rule import FrameworkRule, low_precision_shapes, sharded_pipeline
 from planner.scenario import Job
-from solver.layout import SCHEDULES
-
-OWN_SCHEDULES = [SCHEDULES.index(name) for name in ("1f1b", "interleaved_1f1b")]
+from solver.layout import INTERLEAVED, PLAIN_1F1B
 
 
 def sequence_parallel_experts(x: Any, job: Job) -> Any:
@@ -20,7 +16,7 @@ def sequence_parallel_experts(x: Any, job: Job) -> Any:
 
 def schedules(x: Any, job: Job) -> Any:
     """Pipelines run 1F1B, interleaved or not."""
-    return np.isin(x.schedule, OWN_SCHEDULES)
+    return (x.schedule == PLAIN_1F1B) | (x.schedule == INTERLEAVED)
 
 
 RULES: tuple[FrameworkRule, ...] = (

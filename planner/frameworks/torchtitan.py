@@ -8,10 +8,9 @@ import numpy as np
 
 from planner.frameworks.rule import FrameworkRule, low_precision_shapes, whole_key_value_heads
 from planner.scenario import Job
-from solver.layout import FULL, SCHEDULES, SELECTIVE, V_CODES, deepest_chunk, num_micro_batches
+from solver.layout import FULL, PLAIN_1F1B, SCHEDULES, SELECTIVE, V_CODES, deepest_chunk, num_micro_batches
 
 OWN_SCHEDULES = [SCHEDULES.index(n) for n in ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_v", "dualpipe")]
-PLAIN_1F1B = SCHEDULES.index("1f1b")
 
 
 def sharding(x: Any, job: Job) -> Any:

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from planner.frameworks import FRAMEWORKS
+from planner.cost.memory import OUT_OF_MEMORY, VERDICTS
+from planner.frameworks.legality import REFUSED, assign
 from planner.report.formats import csv_pieces
-from planner.report.frame import AXIS_COLUMNS, axis_frame, layouts_frame
+from planner.report.frame import axis_frame, layouts_frame, software_names, worded
 from planner.scenario import Scenario
-from planner.search import PIECE, Scored, SearchResult, assign, enumerate_layouts, estimate
+from planner.search import PIECE, Scored, SearchResult, weigh
 from planner.units import GIB
 from solver import prune
-from solver.layout import AXES, RECOMPUTE, SCHEDULES, Columns
-
-WORDS = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
+from solver.layout import AXES, LABEL_ORDER, WORDS, Columns
 
 
 def everything(result: SearchResult) -> Iterator[str]:
@@ -29,12 +28,13 @@ def everything(result: SearchResult) -> Iterator[str]:
     header = _frame_of(result.scenario, ranked.take(slice(0, 0)), 1).columns
     yield pd.DataFrame(columns=header).to_csv(index=False, lineterminator="\n")
     for start in range(0, len(ranked), PIECE):
-        piece = ranked.take(slice(start, start + PIECE))
-        yield from _rows(_frame_of(result.scenario, piece, start + 1), header)
-    for layouts in enumerate_layouts(result.problem).pieces(PIECE):
-        yield from _rows(_not_launchable(result.scenario, layouts), header)
-        for _, lost in estimate(result.scenario, layouts):
-            yield from _rows(_out_of_memory(result.scenario, lost), header)
+        best = ranked.take(slice(start, start + PIECE))
+        yield from _rows(_frame_of(result.scenario, best, start + 1), header)
+    for piece in result.layouts.pieces(PIECE):
+        bits, stack = assign(result.scenario, piece)
+        yield from _rows(_not_launchable(result.scenario, piece.take(stack == REFUSED)), header)
+        for _, weighed in weigh(result.scenario, piece, bits, stack):
+            yield from _rows(_out_of_memory(result.scenario, weighed.take(np.flatnonzero(weighed.verdict == OUT_OF_MEMORY))), header)
     for step in prune.walk(result.problem, {}, AXES):
         if isinstance(step, prune.Dropped):
             yield from _rows(_refused(result, step), header)
@@ -56,9 +56,7 @@ def _frame_of(scenario: Scenario, scored: Scored, first_rank: int) -> pd.DataFra
     return frame
 
 
-def _not_launchable(scenario: Scenario, layouts: Columns) -> pd.DataFrame:
-    _, stack = assign(scenario, layouts)
-    refused = layouts.take(np.flatnonzero(stack == -2))
+def _not_launchable(scenario: Scenario, refused: Columns) -> pd.DataFrame:
     frame = axis_frame(refused)
     wanted = scenario.choices.framework
     frame["reason"] = "launchable: no framework accepts it" if wanted == "any" else f"launchable: {wanted} refuses it"
@@ -70,24 +68,18 @@ def _out_of_memory(scenario: Scenario, lost: Scored) -> pd.DataFrame:
     excess = (lost.need_bytes - scenario.job.gpu.memory_bytes) / GIB
     frame["reason"] = [f"memory: {gib:.2f} GiB too much" for gib in excess]
     frame["memory_gib"] = lost.need_bytes / GIB
-    frame["verdict"] = "out of memory"
-    names = list(FRAMEWORKS)
-    frame["software"] = [scenario.stacks[names[n] if n >= 0 else "none"].name for n in lost.stack]
+    frame["verdict"] = VERDICTS[OUT_OF_MEMORY]
+    frame["software"] = software_names(scenario, lost)
     return frame.assign(layouts=1)
 
 
 def _refused(result: SearchResult, step: prune.Dropped) -> pd.DataFrame:
     """One row per partial layout: the values of the last axis that the rule refuses are listed in its cell."""
-    columns = {axis: _worded(axis, values) for axis, values in step.table.items()}
-    frame = pd.DataFrame({axis: columns[axis] for axis in AXIS_COLUMNS if axis in columns})
+    frame = pd.DataFrame({axis: worded(axis, step.table[axis]) for axis in LABEL_ORDER if axis in step.table})
     frame[step.axis] = [_values_cell(step.axis, step.refused[kind]) for kind in step.kind]
     frame["layouts"] = [len(step.refused[kind]) * step.layouts_each for kind in step.kind]
     frame["reason"] = f"{step.rule.name}: {step.rule.sentence}"
     return frame
-
-
-def _worded(axis: str, values: np.ndarray) -> np.ndarray:
-    return np.array(WORDS[axis])[values] if axis in WORDS else values
 
 
 def _values_cell(axis: str, values: list[int]) -> str:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pandas as pd
 
 from planner.cost import flops
 from planner.cost.memory import VERDICTS
-from planner.frameworks.legality import framework_names
+from planner.frameworks.legality import framework_names, framework_of, jobs_by_framework
 from planner.scenario import Job, Scenario
-from planner.search import Scored, SearchResult, jobs_by_framework
+from planner.search import Scored, SearchResult
 from planner.uncertainty import band
 from planner.units import GIB, SECONDS_PER_DAY
-from solver.layout import RECOMPUTE, SCHEDULES, Columns, Layout
-
-AXIS_COLUMNS = tuple(field.name for field in dataclasses.fields(Layout))
-"""In the order in which a label names them."""
+from solver.layout import LABEL_ORDER, WORDS, Columns, num_micro_batches
 
 
 def axis_frame(layouts: Columns) -> pd.DataFrame:
     """The axes of layouts, words for recompute and schedule."""
-    words = {"recompute": np.array(RECOMPUTE), "schedule": np.array(SCHEDULES)}
-    columns = {axis: getattr(layouts, axis) for axis in AXIS_COLUMNS}
-    return pd.DataFrame({axis: words[axis][v] if axis in words else v for axis, v in columns.items()})
+    return pd.DataFrame({axis: worded(axis, getattr(layouts, axis)) for axis in LABEL_ORDER})
+
+
+def worded(axis: str, values: np.ndarray) -> np.ndarray:
+    """The values of an axis as people read them: numbers, or words in place of indices."""
+    return np.array(WORDS[axis])[values] if axis in WORDS else values
 
 
 def layouts_frame(scenario: Scenario, scored: Scored) -> pd.DataFrame:
@@ -33,9 +31,9 @@ def layouts_frame(scenario: Scenario, scored: Scored) -> pd.DataFrame:
     step = scored.step_seconds
     frame = axis_frame(scored.layouts)
     frame.insert(0, "layout", [scored.layouts.layout(row).label for row in range(len(scored))])
-    frame["num_micro_batches"] = job.global_batch_size // (frame["data_parallel"] * frame["micro_batch_size"])
+    frame["num_micro_batches"] = num_micro_batches(scored.layouts, job.global_batch_size)
     frame["frameworks"] = ["+".join(framework_names(int(bits))) or "none" for bits in scored.frameworks]
-    frame["software"] = [_stack(scenario, int(number)) for number in scored.stack]
+    frame["software"] = software_names(scenario, scored)
     frame["step_seconds"] = step
     frame["tokens_per_second_per_gpu"] = job.tokens_per_step / step / job.num_gpus
     frame["mfu"] = mfu(job, step)
@@ -53,10 +51,9 @@ def layouts_frame(scenario: Scenario, scored: Scored) -> pd.DataFrame:
     return frame
 
 
-def _stack(scenario: Scenario, number: int) -> str:
-    from planner.frameworks import FRAMEWORKS
-
-    return scenario.stacks["none" if number < 0 else list(FRAMEWORKS)[number]].name
+def software_names(scenario: Scenario, scored: Scored) -> list[str]:
+    """The training stack that each layout is costed under."""
+    return [scenario.stacks[framework_of(int(number))].name for number in scored.stack]
 
 
 def mfu(job: Job, step_seconds: np.ndarray) -> np.ndarray:
@@ -70,9 +67,9 @@ def training_days(scenario: Scenario, step_seconds: np.ndarray) -> np.ndarray:
     return steps * step_seconds / SECONDS_PER_DAY
 
 
-def shortlist_frame(result: SearchResult, top: int | None) -> pd.DataFrame:
-    """The first ``top`` layouts (None: all) with their rank."""
-    scored = result.ranked if top is None else result.ranked.take(slice(0, top))
+def shortlist_frame(result: SearchResult, top: int) -> pd.DataFrame:
+    """The first ``top`` layouts with their rank."""
+    scored = result.ranked.take(slice(0, top))
     frame = with_bands(result.scenario, scored, layouts_frame(result.scenario, scored))
     frame.insert(0, "rank", np.arange(1, len(frame) + 1))
     return frame

@@ -17,12 +17,12 @@ from planner.cost import parameters
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.report.frame import training_days
-from planner.request import CODES
 from planner.scenario import Scenario
 from planner.search import SearchResult, nearest_refused
 from planner.textbook import Figure
 from planner.uncertainty import band
 from planner.units import GIB, MIB
+from solver.layout import WORDS
 
 WIDTH = 100
 STYLE = {"fits": "green", "at risk": "yellow", "out of memory": "red"}
@@ -196,7 +196,7 @@ def illegal_lines(found: Explanation) -> list[str]:
     lines = [f"{rule}: {sentence}" for rule, sentence in found.broken_rules.items()]
     for axis, values in found.legal_values.items():
         if values and len(values) <= 64:
-            words = [CODES[axis][value] if axis in CODES else str(value) for value in values]
+            words = [WORDS[axis][value] if axis in WORDS else str(value) for value in values]
             lines.append(f"  legal {axis}, all else kept: {', '.join(words)}")
     if not found.accepted_by and found.scenario.choices.framework != "none":
         for framework, rules in found.refused_by.items():
