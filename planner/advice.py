@@ -41,18 +41,25 @@ class Check:
     finding: Callable[[Facts], str | None]
 
 
+LEAST_HEADROOM, MOST_COMMUNICATION, MOST_BUBBLE, MOST_LAUNCH = 0.10, 0.20, 0.15, 0.10
+LEAST_MFU, ROOMY = 0.30, 0.85
+MOST_STAGES, CRITICAL_TOKENS, LEAST_TOKENS = 32, 10e6, 4096
+LARGE_PARAMS, HEAD_MULTIPLE = 13e9, 8
+"""What the checks compare with and their thresholds state."""
+
+
 def headroom(facts: Facts) -> str | None:
-    if facts.headroom < 0.10:
+    if facts.headroom < LEAST_HEADROOM:
         return f"{facts.headroom:.1%} of the memory is free; verdict: {VERDICTS[facts.verdict]}"
     return None
 
 
 def communication(facts: Facts) -> str | None:
-    return f"exposed communication is {facts.communication:.0%} of compute" if facts.communication > 0.20 else None
+    return f"exposed communication is {facts.communication:.0%} of compute" if facts.communication > MOST_COMMUNICATION else None
 
 
 def bubble(facts: Facts) -> str | None:
-    if facts.bubble > 0.15:
+    if facts.bubble > MOST_BUBBLE:
         return f"the pipeline idles {facts.bubble:.0%} of the step; more micro-batches or virtual stages shrink it"
     return None
 
@@ -65,7 +72,7 @@ def tensor_across_nodes(facts: Facts) -> str | None:
 
 
 def deep_pipeline(facts: Facts) -> str | None:
-    return f"{facts.layout.pipeline_parallel} stages" if facts.layout.pipeline_parallel > 32 else None
+    return f"{facts.layout.pipeline_parallel} stages" if facts.layout.pipeline_parallel > MOST_STAGES else None
 
 
 def few_micro_batches(facts: Facts) -> str | None:
@@ -76,23 +83,23 @@ def few_micro_batches(facts: Facts) -> str | None:
 
 def large_batch(facts: Facts) -> str | None:
     tokens = facts.scenario.job.tokens_per_step
-    return f"{tokens / 1e6:.1f}M tokens per step may be beyond the critical batch" if tokens > 10e6 else None
+    return f"{tokens / 1e6:.1f}M tokens per step may be beyond the critical batch" if tokens > CRITICAL_TOKENS else None
 
 
 def low_utilisation(facts: Facts) -> str | None:
-    return f"MFU is {facts.mfu:.0%}" if facts.mfu < 0.30 else None
+    return f"MFU is {facts.mfu:.0%}" if facts.mfu < LEAST_MFU else None
 
 
 def recompute_missing(facts: Facts) -> str | None:
-    big = parameters.total(facts.scenario.job.model) > 13e9
-    if big and facts.layout.recompute == "none" and facts.headroom < 0.10:
+    big = parameters.total(facts.scenario.job.model) > LARGE_PARAMS
+    if big and facts.layout.recompute == "none" and facts.headroom < LEAST_HEADROOM:
         return "no recompute although memory is short"
     return None
 
 
 def thin_steps(facts: Facts) -> str | None:
     tokens = facts.scenario.job.rank_tokens(facts.layout)
-    if facts.num_micro_batches == 1 and tokens < 4096:
+    if facts.num_micro_batches == 1 and tokens < LEAST_TOKENS:
         return f"one micro-batch of {tokens:.0f} tokens per GPU: communication has little to hide behind"
     return None
 
@@ -104,7 +111,7 @@ def lonely_shards(facts: Facts) -> str | None:
 
 
 def needless_recompute(facts: Facts) -> str | None:
-    if facts.layout.recompute != "none" and facts.need_without_recompute < 0.85:
+    if facts.layout.recompute != "none" and facts.need_without_recompute < ROOMY:
         return f"without recompute it would need {facts.need_without_recompute:.0%} of the memory"
     return None
 
@@ -116,32 +123,34 @@ def padded_vocabulary(facts: Facts) -> str | None:
 
 
 def launch_bound(facts: Facts) -> str | None:
-    if facts.launch > 0.10:
+    if facts.launch > MOST_LAUNCH:
         return f"the GPU waits for kernel launches {facts.launch:.0%} of the step: a larger micro-batch is nearly free"
     return None
 
 
 def misaligned_heads(facts: Facts) -> str | None:
     dim = facts.scenario.job.model.head_dim
-    return f"head_dim = {dim} is no multiple of 8: attention products run several times slower" if dim % 8 else None
+    if dim % HEAD_MULTIPLE:
+        return f"head_dim = {dim} is no multiple of {HEAD_MULTIPLE}: attention products run several times slower"
+    return None
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("headroom", "under 10 % of usable memory", headroom),
-    Check("communication", "exposed above 20 % of compute", communication),
-    Check("bubble", "above 15 % of the step", bubble),
+    Check("headroom", f"under {LEAST_HEADROOM * 100:g} % of usable memory", headroom),
+    Check("communication", f"exposed above {MOST_COMMUNICATION * 100:g} % of compute", communication),
+    Check("bubble", f"above {MOST_BUBBLE * 100:g} % of the step", bubble),
     Check("tensor parallel across nodes", "group leaves the fast domain", tensor_across_nodes),
-    Check("deep pipeline", "more than 32 stages", deep_pipeline),
+    Check("deep pipeline", f"more than {MOST_STAGES} stages", deep_pipeline),
     Check("few micro-batches", "fewer than stages", few_micro_batches),
-    Check("large batch", "more than 10M tokens per step", large_batch),
-    Check("low utilisation", "MFU below 30 %", low_utilisation),
-    Check("recompute missing", "none above 13B when headroom is under 10 %", recompute_missing),
-    Check("thin steps", "gradient accumulation 1 and under 4,096 tokens per GPU", thin_steps),
+    Check("large batch", f"more than {CRITICAL_TOKENS / 1e6:g}M tokens per step", large_batch),
+    Check("low utilisation", f"MFU below {LEAST_MFU * 100:g} %", low_utilisation),
+    Check("recompute missing", f"none above {LARGE_PARAMS / 1e9:g}B when headroom is under {LEAST_HEADROOM * 100:g} %", recompute_missing),
+    Check("thin steps", f"gradient accumulation 1 and under {LEAST_TOKENS:,} tokens per GPU", thin_steps),
     Check("sharding without replicas", "zero_stage > 0 with one replica", lonely_shards),
-    Check("needless recompute", "would fit in 85 % without", needless_recompute),
+    Check("needless recompute", f"would fit in {ROOMY * 100:g} % without", needless_recompute),
     Check("padded vocabulary", "vocabulary rounded up for the tensor group", padded_vocabulary),
-    Check("launch-bound", "waiting for launches above 10 % of the step", launch_bound),
-    Check("misaligned heads", "head size no multiple of 8", misaligned_heads),
+    Check("launch-bound", f"waiting for launches above {MOST_LAUNCH * 100:g} % of the step", launch_bound),
+    Check("misaligned heads", f"head size no multiple of {HEAD_MULTIPLE}", misaligned_heads),
 )
 
 

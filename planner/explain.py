@@ -171,16 +171,15 @@ def _ledger(base: Explanation, x: Columns) -> Explanation:
     rows = x.take(np.zeros(layout.pipeline_parallel, dtype=np.int64))
     per_stage = memory.stage_memory(job, rows, stages, memory.loads(job, rows))
     need = memory.need_bytes(job, per_stage)
-    fullest = memory_of(job, x)
-    step = time_of(job, x)
+    found = facts(base.scenario, job, layout)
     return dataclasses.replace(
         base,
         stages=stages,
         memory=per_stage,
         need_bytes=need,
-        verdict=int(fullest.verdict[0]),
-        step=step,
-        flags=advice.flags(facts(base.scenario, job, layout)),
+        verdict=found.verdict,
+        step=time_of(job, x),
+        flags=advice.flags(found),
         figures=textbook.figures(base.scenario, layout),
     )
 

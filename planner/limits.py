@@ -46,7 +46,7 @@ def least_state_bytes(stack: Software, zero_stages: Iterable[int], optimizer: st
 def memory_floor(job: Job, stacks: Iterable[Software], zero_stages: Iterable[int]) -> MemoryFloor:
     """The floor under every stack that the search may cost a layout with."""
     stacks, zero_stages = list(stacks), list(zero_stages)
-    expert = job.model.num_moe_layers * float(parameters.experts(job.model))
+    expert = parameters.routed(job.model)
     dense = parameters.total(job.model) - expert
     bytes_each = [least_state_bytes(stack, zero_stages, job.optimizer) for stack in stacks]
     whole, sharded = min(b[0] for b in bytes_each), min(b[1] for b in bytes_each)

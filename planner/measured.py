@@ -53,9 +53,14 @@ def number(row: Row, key: str, default: float | None = None) -> float:
         raise InputError(f"row {row.get('id')}: {key} = {text!r} is not a number") from None
 
 
+def year_of(row: Row) -> int:
+    """The year of a row; 2024 where it states none."""
+    return int(number(row, "year", 2024))
+
+
 def stack_name(row: Row) -> str:
     """The software profile of a row, from the framework that it names, the year and its flags."""
-    framework, year = row["framework"].lower(), int(number(row, "year", 2024))
+    framework, year = row["framework"].lower(), year_of(row)
     if "megatron-deepspeed" in framework or "dse" in framework:
         return "megatron-deepspeed-2022"
     if "aa-scaling" in framework:
@@ -118,7 +123,7 @@ def software(row: Row) -> Software:
 def _kernels(row: Row, base: Software) -> dict[str, object]:
     """Attention and norm kernels, as stated or as the year suggests."""
     changes: dict[str, object] = {}
-    flash, year = row.get("flash_attention"), number(row, "year", 2024)
+    flash, year = row.get("flash_attention"), year_of(row)
     if row.get("attention_kernel"):
         changes["attention_kernel"] = row["attention_kernel"]
     elif flash == "0" and base.flash_attention:
@@ -157,7 +162,7 @@ def _states(row: Row, base: Software) -> dict[str, object]:
     if row.get("gradient_bytes"):
         changes["gradient_bytes"] = changes["reduce_bytes"] = number(row, "gradient_bytes")
     notes = row.get("notes", "")
-    chunked = "torchtitan" in row["framework"].lower() and number(row, "year", 2024) >= CHUNKED_LOSS_SINCE
+    chunked = "torchtitan" in row["framework"].lower() and year_of(row) >= CHUNKED_LOSS_SINCE
     if "chunked cross entropy" in notes or chunked:
         changes["logit_bytes"] = changes["tensor_logit_bytes"] = 2.0
     if "optimizer in backward" in notes:
@@ -167,7 +172,7 @@ def _states(row: Row, base: Software) -> dict[str, object]:
     if base.name == "megatron-deepspeed-2022":
         if row.get("precision") == "bf16":
             changes.update(gradient_bytes=8.0, reduce_bytes=4.0, optimizer_bytes=12.0, moe_optimizer_bytes=12.0)
-        if number(row, "year", 2024) >= 2023:
+        if year_of(row) >= 2023:
             changes["tensor_exposed_backward"] = 0.67
     return changes
 
@@ -202,7 +207,7 @@ def model(row: Row) -> Model:
             norm="rmsnorm" if gated else "layernorm",
             linear_bias=not gated,
             qkv_bias=not gated,
-            dropout=not gated and number(row, "year", 2024) <= 2023,
+            dropout=not gated and year_of(row) <= 2023,
             num_experts=experts,
             experts_per_token=int(number(row, "experts_per_token", 0)),
             moe_ffn_hidden_size=int(number(row, "moe_ffn_hidden_size", 0)),
@@ -245,7 +250,7 @@ def gpu(row: Row) -> Gpu:
 def precision(row: Row, card: Gpu) -> str:
     """The stated precision; an MLPerf entry of 2025 that states none runs in the lowest that its card offers."""
     stated = row.get("precision", "")
-    if not stated and "mlperf" in row["framework"].lower() and number(row, "year", 2024) >= 2025:
+    if not stated and "mlperf" in row["framework"].lower() and year_of(row) >= 2025:
         return "nvfp4" if card.peak_fp4_flops else "fp8" if card.peak_fp8_flops else ""
     return "fp16" if stated == "bf16" and not card.peak_bf16_flops else stated
 

@@ -231,10 +231,15 @@ def _shape_value(name: str, text: str) -> int | bool | str:
     return int(number)
 
 
+def is_config(path: Path) -> bool:
+    """Whether a model's word names a Hugging Face config.json, or a folder that holds one."""
+    return path.suffix == ".json" or (load.exists(path) and path.is_dir())
+
+
 def find_model(word: str) -> Model:
     """The model that a catalogue name, a config.json or a TOML file stands for. Raises InputError."""
     path = Path(word)
-    if path.suffix == ".json" or (load.exists(path) and path.is_dir()):
+    if is_config(path):
         from planner.catalogue.huggingface import read_config
 
         return read_config(path)
@@ -246,7 +251,7 @@ def find_model(word: str) -> Model:
 def import_notes(request: Request) -> list[str]:
     """What was assumed and what was ignored in reading the request's config.json; nothing for other models."""
     path = Path(request.model or "")
-    if request.model is None or not (path.suffix == ".json" or (load.exists(path) and path.is_dir())):
+    if request.model is None or not is_config(path):
         return []
     from planner.catalogue.huggingface import read
 

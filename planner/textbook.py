@@ -56,9 +56,8 @@ def figures(scenario: Scenario, layout: Layout) -> list[Figure]:
     )
     b, s, h = layout.micro_batch_size, job.seq_len, model.hidden_size
     total = parameters.total(model)
-    dense_per_gpu = (total - model.num_moe_layers * float(parameters.experts(model))) / (t * p)
-    experts = model.num_moe_layers * float(parameters.experts(model)) / (layout.expert_parallel * layout.expert_tensor_parallel * p)
-    own = dense_per_gpu + experts
+    routed = parameters.routed(model)
+    own = (total - routed) / (t * p) + routed / (layout.expert_parallel * layout.expert_tensor_parallel * p)
     m = num_micro_batches(layout, job.global_batch_size)
     layers = model.num_layers / p
     gpt = 34.0 * s * b * h / (t * c) * layers

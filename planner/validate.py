@@ -19,6 +19,7 @@ from planner.errors import InputError, nearest
 from planner.measured import Run, Unusable, run_of
 from planner.profile import Profile
 from planner.uncertainty import band
+from planner.units import nine_digits
 from solver.layout import columns_of, fully_recomputed
 
 NOISY = ("bs-other", "tr3", "tr8", "mbskill")
@@ -240,7 +241,7 @@ def report(predictions: list[Prediction], skipped: Counter[str]) -> dict[str, An
 
 def _row(p: Prediction) -> dict[str, Any]:
     def known(value: float) -> float | None:
-        return float(f"{value:.9g}") if math.isfinite(value) else None
+        return nine_digits(value) if math.isfinite(value) else None
 
     return {
         "id": p.run.id,

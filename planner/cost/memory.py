@@ -14,8 +14,9 @@ import numpy as np
 
 from planner.cost import parameters
 from planner.cost.arrays import Floats, Number
+from planner.cost.communication import gathers_weights
 from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
-from planner.cost.stages import Stages, covered_layers
+from planner.cost.stages import Stages, covered_layers, layer_kinds
 from planner.scenario import OPTIMIZERS, Job
 from solver.grouping import distinct
 from solver.layout import SCHEDULES, SELECTIVE, Columns, Ints, num_micro_batches
@@ -95,17 +96,19 @@ def _attention_kept(job: Job, tokens: Number, x: Columns) -> Number:
     return tokens * (projections + output) / t + _scores_kept(job, tokens, x, False)
 
 
+def _channel_bytes(job: Job) -> float:
+    """Bytes per token and MLP channel that the stack keeps."""
+    return job.software.gated_mlp_bytes if job.model.gated_mlp else job.software.plain_mlp_bytes
+
+
 def _mlp_kept(job: Job, tokens: Number, width: int, x: Columns) -> Number:
-    s = job.software
-    per_channel = s.gated_mlp_bytes if job.model.gated_mlp else s.plain_mlp_bytes
-    return tokens * width * (per_channel - (2.0 - _linear_input_bytes(job))) / x.tensor_parallel
+    return tokens * width * (_channel_bytes(job) - (2.0 - _linear_input_bytes(job))) / x.tensor_parallel
 
 
 def _experts_kept(job: Job, tokens: Number, x: Columns) -> Number:
     """Router probabilities, dispatched and combined tokens, expert MLPs; expert parallelism divides none of it."""
-    model, s = job.model, job.software
-    per_channel = s.gated_mlp_bytes if model.gated_mlp else s.plain_mlp_bytes
-    per_visit = 4.0 * model.hidden_size + per_channel * model.moe_ffn_hidden_size
+    model = job.model
+    per_visit = 4.0 * model.hidden_size + _channel_bytes(job) * model.moe_ffn_hidden_size
     routed = tokens * model.experts_per_token * per_visit / _hidden_share(job, x)
     return 8.0 * tokens * model.num_experts + routed + _mlp_kept(job, tokens, model.shared_ffn_hidden_size, x)
 
@@ -267,18 +270,18 @@ def state_bytes(job: Job, x: Columns, params: Params) -> tuple[Floats, Floats, F
     saves nothing. Source: Rajbhandari et al. 2020, figure 1; bytes per stack.
     """
     s = job.software
-    zero = np.where(params.dense_replicas > 1, x.zero_stage, np.minimum(x.zero_stage, 2))  # a lone replica keeps its weights whole
+    zero, gathered = x.zero_stage, gathers_weights(x.zero_stage, params.dense_replicas)
     sharded, whole = params.sharded, params.whole
     after_zero1 = np.where(zero >= 1, sharded, whole)
-    weights = np.where(zero == 3, s.sharded_weights_bytes * sharded, s.weight_bytes * whole)
+    weights = np.where(gathered, s.sharded_weights_bytes * sharded, s.weight_bytes * whole)
     split_gradients = (zero >= 2) & s.sharded_gradients & ((x.pipeline_parallel == 1) | (not s.pipeline_whole_gradients))
     gradients = s.gradient_bytes * np.where(split_gradients, sharded, whole)
     states = s.moe_optimizer_bytes if job.model.num_experts else s.optimizer_bytes
     optimizer = max(states + OPTIMIZERS[job.optimizer], 0.0) * after_zero1
     if s.sharded_weights_bytes > s.weight_bytes:
         # the master weights are the shards themselves: below ZeRO-3 they sit beside the working copy
-        optimizer = optimizer + s.sharded_weights_bytes * np.where(zero == 3, 0.0, after_zero1)
-    step_copies = s.optimizer_step_bytes * np.where(zero == 3, 0.0, after_zero1)
+        optimizer = optimizer + s.sharded_weights_bytes * np.where(gathered, 0.0, after_zero1)
+    step_copies = s.optimizer_step_bytes * np.where(gathered, 0.0, after_zero1)
     return weights, gradients, optimizer, step_copies
 
 
@@ -317,7 +320,7 @@ def loads(job: Job, x: Columns) -> Loads:
     y, model, s = x.take(first), job.model, job.software
     tokens = job.rank_tokens(y)
     zeros = np.zeros(len(first))
-    kinds = {moe: moe in _kinds(job) for moe in (False, True)}
+    kinds = layer_kinds(model)
     whole = {moe: layer_activation_bytes(job, y, moe=moe) if here else zeros for moe, here in kinds.items()}
     some = {moe: selective_activation_bytes(job, y, moe=moe) if here else zeros for moe, here in kinds.items()}
     vocabulary = parameters.padded_vocabulary(model, y.tensor_parallel, s.vocab_multiple)
@@ -348,11 +351,10 @@ def buffer_bytes(job: Job, x: Columns, params: Params, held: Floats, stage: Stag
         scratch = scratch + s.dummy_gradient * 2.0 * one_expert
         block = block + np.where(params.expert_replicas > 1, piece.experts, 0.0)
     ends = np.maximum(stage.has_embedding, stage.has_head) * piece.words
-    several = params.dense_replicas > 1
     gathered = 2.0 * (2.0 * block + ends) * 2.0 + 6.0 * np.maximum(block, ends)
-    total = np.where((x.zero_stage == 3) & several, gathered, 0.0) + scratch + s.workspace_bytes
+    total = np.where(gathers_weights(x.zero_stage, params.dense_replicas), gathered, 0.0) + scratch + s.workspace_bytes
     if s.bucket_bytes:
-        total = total + np.where((x.zero_stage >= 1) & several, s.bucket_bytes, 0.0)
+        total = total + np.where((x.zero_stage >= 1) & (params.dense_replicas > 1), s.bucket_bytes, 0.0)
     boundary = 4.0 * load.hidden_share + (2.0 * held * load.hidden if s.keeps_stage_outputs else 0.0)
     ids = stage.has_embedding * held * load.hidden * (8.0 / model.hidden_size + (1.0 if job.dropout else 0.0))
     return np.asarray(total + np.where(x.pipeline_parallel > 1, boundary, 0.0) + ids)
@@ -400,12 +402,6 @@ def stage_memory(job: Job, x: Columns, stage: Stages, load: Loads) -> Memory:
         buffers=buffer_bytes(job, x, params, held, stage, load),
         context=s.context_bytes + s.communicator_bytes * load.communicators,
     )
-
-
-def _kinds(job: Job) -> list[bool]:
-    """Which kinds of layers the model has: dense (False), mixture of experts (True)."""
-    kinds = [False] if job.model.num_layers > job.model.num_moe_layers else []
-    return kinds + ([True] if job.model.num_moe_layers else [])
 
 
 def _mlp_gradient_bytes(job: Job, x: Columns) -> Number:

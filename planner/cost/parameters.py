@@ -58,23 +58,31 @@ def mlp(model: Model, width: int, tensor: Number = 1, *, bias: bool = False) -> 
     return matrices * model.hidden_size * width / tensor + biases
 
 
+def attention_and_norms(model: Model, tensor: Number = 1) -> Number:
+    """What a layer of either kind holds beside its MLP or experts, on one tensor rank."""
+    return attention_linear(model, tensor) + attention_small(model, tensor) + model.norms_per_layer * norm_weights(model)
+
+
 def dense_layer(model: Model, tensor: Number = 1) -> Number:
     """A layer with a dense MLP, on one tensor rank."""
-    own = attention_linear(model, tensor) + attention_small(model, tensor) + model.norms_per_layer * norm_weights(model)
-    return own + mlp(model, model.ffn_hidden_size, tensor, bias=model.linear_bias)
+    return attention_and_norms(model, tensor) + mlp(model, model.ffn_hidden_size, tensor, bias=model.linear_bias)
 
 
 def moe_layer(model: Model, tensor: Number = 1) -> Number:
     """A mixture-of-experts layer without its routed experts, on one tensor rank."""
-    own = attention_linear(model, tensor) + attention_small(model, tensor) + model.norms_per_layer * norm_weights(model)
     router = model.hidden_size * model.num_experts + model.router_bias * model.num_experts
-    return own + router + mlp(model, model.shared_ffn_hidden_size, tensor)
+    return attention_and_norms(model, tensor) + router + mlp(model, model.shared_ffn_hidden_size, tensor)
 
 
 def experts(model: Model, expert: Number = 1, expert_tensor: Number = 1) -> Number:
     """The routed experts of one layer that one rank holds: E/e of them, each split e_t ways."""
     one = mlp(model, model.moe_ffn_hidden_size, expert_tensor, bias=model.expert_bias)
     return model.num_experts / expert * one
+
+
+def routed(model: Model) -> float:
+    """The routed experts of all layers; 0 in a dense model."""
+    return model.num_moe_layers * float(experts(model)) if model.num_moe_layers else 0.0
 
 
 def padded_vocabulary(model: Model, tensor: Number, multiple: int) -> Number:
@@ -108,7 +116,7 @@ def total(model: Model) -> int:
     """
     layers = (model.num_layers - model.num_moe_layers) * dense_layer(model) if model.ffn_hidden_size else 0
     if model.num_moe_layers:
-        layers += model.num_moe_layers * (moe_layer(model) + experts(model))
+        layers += model.num_moe_layers * moe_layer(model) + routed(model)
     ends = embedding(model) + (norm_weights(model) if model.tied_embeddings else head(model))
     return round(float(layers + ends))
 
@@ -117,5 +125,5 @@ def active(model: Model) -> int:
     """Parameters that one token meets: as :func:`total`, with only the routed experts that it visits."""
     if not model.num_moe_layers:
         return total(model)
-    idle = experts(model) * (1 - model.experts_per_token / model.num_experts)
-    return round(float(total(model) - model.num_moe_layers * idle))
+    idle = 1 - model.experts_per_token / model.num_experts
+    return round(total(model) - routed(model) * idle)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from planner.catalogue.schema import Model
+from planner.cost.arrays import Floats
 from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import V_CODES, Columns, Ints
@@ -36,6 +38,11 @@ def stage_of_chunk(pipeline: int, per_stage: int, v_shaped: bool) -> Ints:
     if v_shaped:
         return np.concatenate([np.arange(pipeline), np.arange(pipeline)[::-1]])
     return np.tile(np.arange(pipeline), per_stage)
+
+
+def layer_kinds(model: Model) -> dict[bool, bool]:
+    """Whether the model has dense layers (False) and mixture-of-experts layers (True)."""
+    return {False: model.num_layers > model.num_moe_layers, True: model.num_moe_layers > 0}
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,17 @@ def candidate_stages(job: Job, x: Columns) -> tuple[Stages, Ints]:
     padded = [stages.take(np.minimum(np.arange(width), len(stages.rank) - 1)) for stages in found]
     table = Stages(*(np.stack([getattr(s, field.name) for s in padded]) for field in fields(Stages)))
     return table, kind
+
+
+def worst_stage(job: Job, x: Columns, weigh: Callable[[Stages], Floats]) -> tuple[Stages, Ints, Floats]:
+    """The candidate stage of every layout with the greatest weight: the stage, its number among them, the weight."""
+    table, kind = candidate_stages(job, x)
+    best = np.zeros(len(x), dtype=np.int64)
+    most = np.full(len(x), -np.inf)
+    for number in range(table.rank.shape[1]):
+        weight = weigh(table.take((slice(None), number)).take(kind))
+        best, most = np.where(weight > most, number, best), np.maximum(weight, most)
+    return table.take((kind, best)), best, most
 
 
 def recomputed_layers(layers: Ints, num_layers: int, chunks: Ints, per_stage: Ints, large: Ints, depth: Ints) -> Ints:

@@ -13,7 +13,7 @@ from planner.cost.collectives import Network, all_gather_seconds, members_per_no
 from planner.cost.layer import KEYS, LayerSeconds, layer_seconds
 from planner.cost.memory import Params, pieces, stage_parameters
 from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
-from planner.cost.stages import Stages, candidate_stages, covered_layers, recomputed_layers
+from planner.cost.stages import Stages, covered_layers, layer_kinds, recomputed_layers, worst_stage
 from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import SCHEDULES, SELECTIVE, Columns, Ints, num_micro_batches
@@ -131,9 +131,7 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
 def _layer_table(job: Job, x: Columns) -> _Layers:
     first, key = distinct(getattr(x, axis) for axis in KEYS)
     rows = x.take(first)
-    model = job.model
-    kinds = {False: model.num_layers > model.num_moe_layers, True: model.num_moe_layers > 0}
-    return _Layers(key, {moe: layer_seconds(job, rows, moe=moe) for moe, present in kinds.items() if present})
+    return _Layers(key, {moe: layer_seconds(job, rows, moe=moe) for moe, present in layer_kinds(job.model).items() if present})
 
 
 @dataclass(frozen=True)
@@ -166,18 +164,18 @@ class _EndSeconds:
 
 def _slowest_stage(job: Job, x: Columns, layers: _Layers, ends: _EndSeconds) -> tuple[Stages, _Modes]:
     """The stage with the longest forward and backward, and its recompute shares."""
-    table, kind = candidate_stages(job, x)
-    best = np.zeros(len(x), dtype=np.int64)
-    longest = np.full(len(x), -1.0)
-    for number in range(table.rank.shape[1]):
-        stage = table.take((slice(None), number)).take(kind)
-        modes = _modes(x, covered_layers(job.model, x, stage), stage.layers)
-        seconds = layers.sum("forward", stage, modes) + layers.sum("backward", stage, modes)
-        seconds = seconds + ends.forward(stage) + ends.backward(stage)
-        longer = seconds > longest
-        best, longest = np.where(longer, number, best), np.maximum(seconds, longest)
-    stage = table.take((kind, best))
-    return stage, _modes(x, covered_layers(job.model, x, stage), stage.layers)
+
+    def modes_of(stage: Stages) -> _Modes:
+        return _modes(x, covered_layers(job.model, x, stage), stage.layers)
+
+    stage, _, _ = worst_stage(job, x, lambda stage: _pass_seconds(layers, ends, stage, modes_of(stage)))
+    return stage, modes_of(stage)
+
+
+def _pass_seconds(layers: _Layers, ends: _EndSeconds, stage: Stages, modes: _Modes) -> Floats:
+    """Forward and backward of one micro-batch through a stage, ends included."""
+    seconds = layers.sum("forward", stage, modes) + layers.sum("backward", stage, modes)
+    return seconds + ends.forward(stage) + ends.backward(stage)
 
 
 def _whole_model(job: Job, x: Columns) -> Stages:
@@ -201,8 +199,7 @@ def _fill_seconds(
     everything = _whole_model(job, x)
     covered = recomputed_layers(everything.layers, job.model.num_layers, p * v, p * v, everything.large_chunks, x.recompute_layers)
     modes = _modes(x, covered, everything.layers)
-    total = layers.sum("forward", everything, modes) + layers.sum("backward", everything, modes)
-    total = total + ends.forward(everything) + ends.backward(everything) + 2.0 * p * boundary
+    total = _pass_seconds(layers, ends, everything, modes) + 2.0 * p * boundary
     plain = SCHEDULE_TABLE["1f1b"].fill(forward, backward, total, m, p, v)
     fill = np.zeros(len(x))
     for code in np.unique(x.schedule):

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from planner.search import SearchResult
+from planner.units import nine_digits
 
 ROWS_AT_ONCE = 50_000
 
@@ -57,7 +58,7 @@ def _nearest(result: SearchResult) -> dict[str, Any] | None:
 
 def _plain(row: dict[Any, Any]) -> dict[str, Any]:
     return {
-        str(key): float(f"{value:.9g}") if isinstance(value, float) else value.item() if hasattr(value, "item") else value
+        str(key): nine_digits(value) if isinstance(value, float) else value.item() if hasattr(value, "item") else value
         for key, value in row.items()
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.uncertainty import band
+from planner.units import nine_digits
 
 
 def ledger_json(found: Explanation) -> dict[str, Any]:
@@ -35,13 +36,13 @@ def ledger_json(found: Explanation) -> dict[str, Any]:
         }
         for stage in range(len(found.need_bytes))
     ]
-    content["step_seconds"] = float(f"{float(found.step.total[0]):.9g}")
-    content["step_parts"] = {part: float(f"{float(getattr(found.step, part)[0]):.9g}") for part in STEP_FORMULAS}
+    content["step_seconds"] = nine_digits(float(found.step.total[0]))
+    content["step_parts"] = {part: nine_digits(float(getattr(found.step, part)[0])) for part in STEP_FORMULAS}
     own = band(found.job, found.layout)
     if own is not None:
         seconds = content["step_seconds"]
         content["step_band"] = {"low": seconds * own.low, "high": seconds * own.high, "extrapolates": own.extrapolates}
-    content["mfu"] = float(f"{found.mfu:.9g}")
+    content["mfu"] = nine_digits(found.mfu)
     content["flags"] = dict(found.flags)
     content["napkin"] = [dataclasses.asdict(figure) for figure in found.figures]
     return content
