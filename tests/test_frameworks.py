@@ -86,6 +86,12 @@ def test_kv_heads_below_the_tensor_group_are_copied_by_megatron_alone() -> None:
     assert framework_names(int(bits[0])) == ["megatron"]
 
 
+def test_full_recompute_of_every_layer_is_whole_also_where_chunks_are_refused() -> None:
+    stages = {"pipeline_parallel": 4, "virtual_pipeline": 2, "data_parallel": 16, "schedule": "interleaved_1f1b"}
+    assert "D8" not in refusing(DENSE, "deepspeed", **stages, recompute="full", recompute_layers=10)
+    assert "D8" in refusing(DENSE, "deepspeed", **stages, recompute="full", recompute_layers=9)
+
+
 def test_an_eager_stack_lets_v_shaped_schedules_through() -> None:
     own = scenario(**DENSE, software="fsdp2-eager")
     layout = Layout(pipeline_parallel=4, virtual_pipeline=2, data_parallel=16, zero_stage=2, schedule="zero_bubble_v")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.frameworks.rule import FrameworkRule, sharded_pipeline, whole_key_value_heads
+from planner.frameworks.rule import FrameworkRule, sharded_pipeline, whole_key_value_heads, whole_recompute
 from planner.scenario import Job
-from solver.layout import FULL, PLAIN_1F1B, SELECTIVE
+from solver.layout import PLAIN_1F1B, SELECTIVE
 
 
 def one_chunk(x: Any, job: Job) -> Any:
@@ -34,7 +34,7 @@ def experts(x: Any, job: Job) -> Any:
 
 def recompute(x: Any, job: Job) -> Any:
     """Activation checkpointing is off or covers every layer."""
-    return (x.recompute != SELECTIVE) & ((x.recompute != FULL) | (x.recompute_layers * x.pipeline_parallel >= job.model.num_layers))
+    return (x.recompute != SELECTIVE) & whole_recompute(x, job)
 
 
 def precision(x: Any, job: Job) -> Any:

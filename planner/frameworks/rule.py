@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.scenario import Job
+from solver.layout import FULL, deepest_chunk
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ def whole_key_value_heads(x: Any, job: Job) -> Any:
 def sharded_pipeline(x: Any, job: Job) -> Any:
     """ZeRO-2 and 3 do not combine with pipeline stages."""
     return (x.zero_stage < 2) | (x.pipeline_parallel == 1)
+
+
+def whole_recompute(x: Any, job: Job) -> Any:
+    """Full activation checkpointing covers every layer."""
+    return (x.recompute != FULL) | (x.recompute_layers == deepest_chunk(x, job.model.num_layers))
 
 
 def low_precision_shapes(x: Any, job: Job) -> Any:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.frameworks.rule import FrameworkRule, low_precision_shapes, whole_key_value_heads
+from planner.frameworks.rule import FrameworkRule, low_precision_shapes, whole_key_value_heads, whole_recompute
 from planner.scenario import Job
-from solver.layout import FULL, PLAIN_1F1B, SCHEDULES, SELECTIVE, V_CODES, deepest_chunk, num_micro_batches
+from solver.layout import PLAIN_1F1B, SCHEDULES, SELECTIVE, V_CODES, num_micro_batches
 
 OWN_SCHEDULES = [SCHEDULES.index(n) for n in ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_v", "dualpipe")]
 
@@ -44,11 +44,6 @@ def schedules(x: Any, job: Job) -> Any:
 def split_backward(x: Any, job: Job) -> Any:
     """V-shaped schedules split the backward, which a compiled model and op-level recompute do not allow."""
     return ~np.isin(x.schedule, V_CODES) | ((x.recompute != SELECTIVE) & (not job.software.compiled))
-
-
-def whole_recompute(x: Any, job: Job) -> Any:
-    """Full activation checkpointing covers every layer."""
-    return (x.recompute != FULL) | (x.recompute_layers == deepest_chunk(x, job.model.num_layers))
 
 
 def precision(x: Any, job: Job) -> Any:
