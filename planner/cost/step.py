@@ -69,6 +69,10 @@ class _Modes:
         return np.asarray(sum(self.shares[mode] * part[mode][key] for mode in range(len(self.shares))))
 
 
+def _modes_of(job: Job, x: Columns, stage: Stages) -> _Modes:
+    return _modes(x, covered_layers(job.model, x, stage), stage.layers)
+
+
 def _modes(x: Columns, covered: Ints, layers: Ints) -> _Modes:
     full = covered / np.maximum(layers, 1)
     selective = (x.recompute == SELECTIVE).astype(float)
@@ -96,25 +100,33 @@ class _Layers:
 def step_seconds(job: Job, x: Columns) -> StepSeconds:
     """The step of every layout: m micro-batches through the slowest stage, the fill, gradients, the optimizer.
 
-    step = [m (slowest stage + boundaries + overhead) + fill] x stragglers + exposed gradients + optimizer.
+    step = [max over stages (m stage + fill) + m (boundaries + overhead)] x stragglers + exposed gradients + optimizer.
     Source: Narayanan et al. 2021 for the form; every term as documented where it is computed.
     """
     physics, net, p, v = job.physics, network_of(job), x.pipeline_parallel, x.virtual_pipeline
     m = num_micro_batches(x, job.global_batch_size)
     layers = _layer_table(job, x)
     ends = _EndSeconds.of(job, x)
-    stage, modes = _slowest_stage(job, x, layers, ends)
-
-    forward = layers.sum("forward", stage, modes) + ends.forward(stage)
-    backward = layers.sum("backward", stage, modes) + ends.backward(stage)
     boundary = comm.boundary_seconds(job, net, job.rank_tokens(x), x.tensor_parallel, p) * (p > 1)
-    fill = _fill_seconds(job, x, layers, ends, forward, backward, m, boundary)
+    around = _around_seconds(job, x, layers, ends, boundary)
+
+    def passes(stage: Stages) -> tuple[Floats, Floats]:
+        return _pass_seconds(layers, ends, stage, _modes_of(job, x, stage))
+
+    def busy_and_idle(stage: Stages) -> Floats:
+        forward, backward = passes(stage)
+        return np.asarray(m * (forward + backward) + _fill_seconds(job, x, forward, backward, around, m))
+
+    stage, _, _ = worst_stage(job, x, busy_and_idle)
+    forward, backward = passes(stage)
+    fill = _fill_seconds(job, x, forward, backward, around, m)
+    modes = _modes_of(job, x, stage)
     steady = forward + backward
     per_boundary = 2.0 * v * physics.p2p_exposed * boundary
     per_batch = np.where(p > 1, physics.micro_batch_seconds, physics.micro_batch_no_pipeline_seconds)
     nodes = max(1.0, job.num_gpus / job.fast_domain)
     slowed = physics.straggler * np.log2(nodes) * (m * (steady + per_boundary + per_batch) + fill)
-    params = stage_parameters(job, x, stage, pieces(job, x))
+    params = _most_parameters(job, x)
     data = _data_seconds(job, net, x, params, forward, backward, fill, m)
     named = {part: m * layers.sum(part, stage, modes) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")}
     return StepSeconds(
@@ -162,20 +174,17 @@ class _EndSeconds:
         return stage.has_embedding * self.embedding * 2 / 3 + stage.has_head * self.head_backward
 
 
-def _slowest_stage(job: Job, x: Columns, layers: _Layers, ends: _EndSeconds) -> tuple[Stages, _Modes]:
-    """The stage with the longest forward and backward, and its recompute shares."""
-
-    def modes_of(stage: Stages) -> _Modes:
-        return _modes(x, covered_layers(job.model, x, stage), stage.layers)
-
-    stage, _, _ = worst_stage(job, x, lambda stage: _pass_seconds(layers, ends, stage, modes_of(stage)))
-    return stage, modes_of(stage)
-
-
-def _pass_seconds(layers: _Layers, ends: _EndSeconds, stage: Stages, modes: _Modes) -> Floats:
+def _pass_seconds(layers: _Layers, ends: _EndSeconds, stage: Stages, modes: _Modes) -> tuple[Floats, Floats]:
     """Forward and backward of one micro-batch through a stage, ends included."""
-    seconds = layers.sum("forward", stage, modes) + layers.sum("backward", stage, modes)
-    return seconds + ends.forward(stage) + ends.backward(stage)
+    forward = layers.sum("forward", stage, modes) + ends.forward(stage)
+    return forward, layers.sum("backward", stage, modes) + ends.backward(stage)
+
+
+def _most_parameters(job: Job, x: Columns) -> Params:
+    """Parameters of the stage that holds the most: its gradients and optimizer end the step, whichever stage computes longest."""
+    piece = pieces(job, x)
+    stage, _, _ = worst_stage(job, x, lambda stage: stage_parameters(job, x, stage, piece).whole)
+    return stage_parameters(job, x, stage, piece)
 
 
 def _whole_model(job: Job, x: Columns) -> Stages:
@@ -191,20 +200,22 @@ def _whole_model(job: Job, x: Columns) -> Stages:
     return Stages(0 * ones, dense * ones, moe * ones, model.num_layers % chunks, ones, ones)
 
 
-def _fill_seconds(
-    job: Job, x: Columns, layers: _Layers, ends: _EndSeconds, forward: Floats, backward: Floats, m: Ints, boundary: Floats
-) -> Floats:
-    """Idle seconds of the pipeline's fill and drain under each row's schedule; 0 without a pipeline."""
+def _around_seconds(job: Job, x: Columns, layers: _Layers, ends: _EndSeconds, boundary: Floats) -> Floats:
+    """One micro-batch forward and backward through all stages and their boundaries."""
     p, v = x.pipeline_parallel, x.virtual_pipeline
     everything = _whole_model(job, x)
     covered = recomputed_layers(everything.layers, job.model.num_layers, p * v, p * v, everything.large_chunks, x.recompute_layers)
-    modes = _modes(x, covered, everything.layers)
-    total = _pass_seconds(layers, ends, everything, modes) + 2.0 * p * boundary
-    plain = SCHEDULE_TABLE["1f1b"].fill(forward, backward, total, m, p, v)
+    return np.asarray(sum(_pass_seconds(layers, ends, everything, _modes(x, covered, everything.layers))) + 2.0 * p * boundary)
+
+
+def _fill_seconds(job: Job, x: Columns, forward: Floats, backward: Floats, around: Floats, m: Ints) -> Floats:
+    """Idle seconds of the pipeline's fill and drain under each row's schedule; 0 without a pipeline."""
+    p, v = x.pipeline_parallel, x.virtual_pipeline
+    plain = SCHEDULE_TABLE["1f1b"].fill(forward, backward, around, m, p, v)
     fill = np.zeros(len(x))
     for code in np.unique(x.schedule):
         schedule = SCHEDULE_TABLE[SCHEDULES[code]]
-        seconds = schedule.fill(forward, backward, total, m, p, v)
+        seconds = schedule.fill(forward, backward, around, m, p, v)
         if schedule.residue:
             seconds = np.maximum(seconds, job.physics.zero_bubble_residue * plain)
         fill = np.where(x.schedule == code, seconds, fill)
