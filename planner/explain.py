@@ -49,7 +49,8 @@ MEMORY_FORMULAS: dict[str, tuple[str, str]] = {
 """Part -> (function in planner/cost/memory.py, what it is)."""
 
 STEP_FORMULAS: dict[str, tuple[str, str]] = {
-    "compute": ("layer.dense_kernels, layer.moe_kernels, compute.head_seconds", "kernels of the slowest stage"),
+    "compute": ("layer.dense_kernels, layer.moe_kernels, compute.head_seconds", "kernels of an average stage"),
+    "imbalance": ("step.step_seconds", "what the slowest stage computes beyond the average"),
     "recompute": ("layer.layer_seconds", "forward kernels run again"),
     "launch": ("compute.launch_floor", "GPU waiting for kernel launches"),
     "tensor": ("communication.tensor_seconds", "exposed tensor-parallel transfers"),
@@ -57,7 +58,7 @@ STEP_FORMULAS: dict[str, tuple[str, str]] = {
     "expert": ("communication.expert_seconds", "exposed all-to-all"),
     "sharding": ("communication.sharded_pass", "ZeRO-3 gathers not hidden, and their disturbance"),
     "pipeline": ("communication.boundary_seconds", "stage boundaries"),
-    "bubble": ("schedules.SCHEDULES", "filling and draining, imbalance included"),
+    "bubble": ("schedules.SCHEDULES", "filling and draining"),
     "data": ("communication.gradient_seconds", "gradient reduction and gathering not hidden"),
     "optimizer": ("step._optimizer_seconds", "Adam and the step's fixed time"),
     "overhead": ("step.step_seconds", "per micro-batch, and stragglers"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from planner.catalogue.schema import Software
 from planner.cost import parameters
 from planner.cost.memory import MOST_ROOM_SHARE
-from planner.scenario import OPTIMIZERS, Job
+from planner.scenario import Job, optimizer_state_bytes
 
 KIB = 1024
 
@@ -32,7 +32,7 @@ def least_state_bytes(stack: Software, zero_stages: Iterable[int], optimizer: st
     """
     highest = max(zero_stages)
     gradient = 0.0 if stack.lazy_gradients else stack.gradient_bytes
-    states = max(min(stack.optimizer_bytes, stack.moe_optimizer_bytes) + OPTIMIZERS[optimizer], 0.0)
+    states = optimizer_state_bytes(min(stack.optimizer_bytes, stack.moe_optimizer_bytes), optimizer)
     whole, sharded = [stack.weight_bytes, gradient, states], [0.0, 0.0, 0.0]
     if highest >= 1:
         whole[2], sharded[2] = 0.0, states

@@ -12,7 +12,7 @@ from planner.catalogue import load
 from planner.catalogue.schema import RECOMPUTE_MODULES, Cluster, Gpu, Model, Software
 from planner.errors import InputError
 from planner.profile import Profile
-from planner.scenario import Job, make_job
+from planner.scenario import Job, make_job, optimizer_state_bytes
 from solver.layout import Layout, fully_recomputed, natural_schedule
 
 Row = Mapping[str, str]
@@ -80,7 +80,7 @@ def stack_name(row: Row) -> str:
     if any(word in framework for word in ("deepspeed", "lightning", "pytorch", "colossal")):
         return "hf-deepspeed-2021" if year < 2024 else "deepspeed"
     if "zero-bubble" in framework or "sail-sg" in framework or year <= 2022:
-        return "megatron-lm-2022"
+        return "megatron-lm-2021" if year <= 2021 else "megatron-lm-2022"
     if "bridge" in framework or "nemo" in framework:
         return "megatron-bridge"
     return "megatron-core"
@@ -91,6 +91,9 @@ CHUNKED_LOSS_SINCE = 2026
 
 OVERLAPPED_TENSOR = 0.34
 """Exposed share of tensor-parallel transfers under user buffers or async tensor parallelism (fitted, x/1.32)."""
+
+OVERLAPPED_EXPERT = 0.34
+"""Share of the exposed all-to-all that is left where the recipe overlaps it with the other half of the batch (fitted)."""
 
 COMPILED: dict[str, object] = {
     "compiled": True,
@@ -107,7 +110,7 @@ GRAPHS = {"partial": "partial", "full_iteration": "full", "yes": "full"}
 def software(row: Row) -> Software:
     """The row's software profile with the settings that it states itself."""
     base = load.find(Software, stack_name(row))
-    changes: dict[str, object] = {**_kernels(row, base), **_overlap(row), **_states(row, base)}
+    changes: dict[str, object] = {**_kernels(row, base), **_overlap(row, base), **_states(row, base)}
     if row.get("compiled") == "1":
         changes.update(COMPILED)
     if row.get("cuda_graphs") in GRAPHS:
@@ -116,6 +119,8 @@ def software(row: Row) -> Software:
     modules = tuple(name for name in RECOMPUTE_MODULES if re.search(rf"(?<!\w){name}(?!\w)", row.get("recompute", "")))
     if modules:
         changes["recompute_modules"] = modules
+    if "synchronized optimizer" in row.get("schedule", ""):
+        changes["post_validation"] = False
     changes["fp8_rowwise"] = row.get("fp8_recipe") == "rowwise"
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
@@ -145,14 +150,20 @@ FUSED_NORM_BYTES = 10.0
 """Kept per token and channel where a fused kernel replaced the eager norm of a stack."""
 
 
-def _overlap(row: Row) -> dict[str, object]:
+def _overlap(row: Row, base: Software) -> dict[str, object]:
     """What the row says of overlap."""
     told = row.get("overlap", "").lower()
     changes: dict[str, object] = {}
-    if "tp comm overlap" in told or "async tp" in told:
+    if "tp comm overlap" in told or "async tp" in told or "of tp/ep comm" in told:
         changes.update(tensor_exposed_forward=OVERLAPPED_TENSOR, tensor_exposed_backward=OVERLAPPED_TENSOR)
+    if re.match(r"ep .*overlap", told) or "of tp/ep comm" in told:
+        changes["expert_exposed"] = OVERLAPPED_EXPERT * base.expert_exposed
     if told.startswith("none"):
-        changes.update(data_overlap=False, tensor_exposed_backward=1.07)
+        changes["data_overlap"] = False
+    elif told.startswith("dp grad"):
+        changes["data_overlap"] = True
+    if told == "none":
+        changes["tensor_exposed_backward"] = base.tensor_exposed_forward
     return changes
 
 
@@ -168,7 +179,7 @@ def _states(row: Row, base: Software) -> dict[str, object]:
     if "optimizer in backward" in notes:
         changes["gradient_bytes"] = 0.0
     if "8-bit AdamW" in notes:
-        changes["optimizer_bytes"] = base.optimizer_bytes / 2
+        changes["optimizer_bytes"] = optimizer_state_bytes(base.optimizer_bytes, "adam-8bit")
     if base.name == "megatron-deepspeed-2022":
         if row.get("precision") == "bf16":
             changes.update(gradient_bytes=8.0, reduce_bytes=4.0, optimizer_bytes=12.0, moe_optimizer_bytes=12.0)

@@ -13,8 +13,20 @@ from planner.catalogue.schema import PRECISIONS, Cluster, Generation, Gpu, Model
 from planner.errors import InputError, nearest
 from planner.profile import Profile, tuned
 
-OPTIMIZERS: dict[str, float] = {"adam": 0.0, "adam-8bit": -6.0, "muon": -4.0, "sgd-momentum": -4.0}
-"""Bytes per parameter that an optimizer's states differ from Adam's; muon and momentum SGD keep one moment."""
+OPTIMIZERS: dict[str, tuple[int, float]] = {"adam": (2, 4.0), "adam-8bit": (2, 1.0), "muon": (1, 4.0), "sgd-momentum": (1, 4.0)}
+"""Moments that an optimizer keeps per parameter, and the bytes of each unless the stack keeps them in fewer."""
+
+
+def optimizer_state_bytes(adam_bytes: float, optimizer: str) -> float:
+    """Bytes per parameter of master weights and moments, from those of a stack's Adam (at most 8 of them for moments).
+
+    >>> optimizer_state_bytes(12.0, "adam-8bit"), optimizer_state_bytes(4.0, "adam-8bit"), optimizer_state_bytes(12.0, "muon")
+    (6.0, 2.0, 8.0)
+    """
+    moment = min(adam_bytes / 2, 4.0)
+    moments, size = OPTIMIZERS[optimizer]
+    return adam_bytes - 2 * moment + moments * min(moment, size)
+
 
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 

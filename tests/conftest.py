@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from planner.cli import planner, run
+from planner.cli import planner
+from planner.cli.terminal import run
 from planner.request import Request, make_scenario
 from planner.scenario import Scenario
 

@@ -303,6 +303,8 @@ class Software:
     """Whether gradient reduction and parameter gathering overlap with compute at all."""
     p2p_scattered: bool
     """Whether a stage boundary sends 1/tensor of the activations per GPU."""
+    post_validation: bool = False
+    """The optimizer steps before the global gradient norm is known and takes back what was wrong: no stage waits for the others."""
     expert_exposed: float = 0.75
     """Share of the expert all-to-all that compute does not hide."""
     token_drop: bool = False
@@ -355,7 +357,7 @@ class Software:
     """Weight-sized gradient scratch, in layers."""
     workspace_bytes: float = 0.0
     bucket_bytes: float = 0.0
-    """Gradient reduction buckets."""
+    """Gradient reduction buckets, held whatever the ZeRO stage."""
     keeps_stage_outputs: bool = False
     """The pipeline engine keeps the output of every micro-batch in flight."""
     fragmentation: float = 0.05

@@ -17,7 +17,7 @@ from planner.cost.arrays import Floats, Number
 from planner.cost.communication import gathers_weights
 from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
 from planner.cost.stages import Stages, covered_layers, layer_kinds
-from planner.scenario import OPTIMIZERS, Job
+from planner.scenario import Job, optimizer_state_bytes
 from solver.grouping import distinct
 from solver.layout import SCHEDULES, SELECTIVE, Columns, Ints, num_micro_batches
 
@@ -277,7 +277,7 @@ def state_bytes(job: Job, x: Columns, params: Params) -> tuple[Floats, Floats, F
     split_gradients = (zero >= 2) & s.sharded_gradients & ((x.pipeline_parallel == 1) | (not s.pipeline_whole_gradients))
     gradients = s.gradient_bytes * np.where(split_gradients, sharded, whole)
     states = s.moe_optimizer_bytes if job.model.num_experts else s.optimizer_bytes
-    optimizer = max(states + OPTIMIZERS[job.optimizer], 0.0) * after_zero1
+    optimizer = optimizer_state_bytes(states, job.optimizer) * after_zero1
     if s.sharded_weights_bytes > s.weight_bytes:
         # the master weights are the shards themselves: below ZeRO-3 they sit beside the working copy
         optimizer = optimizer + s.sharded_weights_bytes * np.where(gathered, 0.0, after_zero1)
@@ -352,9 +352,7 @@ def buffer_bytes(job: Job, x: Columns, params: Params, held: Floats, stage: Stag
         block = block + np.where(params.expert_replicas > 1, piece.experts, 0.0)
     ends = np.maximum(stage.has_embedding, stage.has_head) * piece.words
     gathered = 2.0 * (2.0 * block + ends) * 2.0 + 6.0 * np.maximum(block, ends)
-    total = np.where(gathers_weights(x.zero_stage, params.dense_replicas), gathered, 0.0) + scratch + s.workspace_bytes
-    if s.bucket_bytes:
-        total = total + np.where((x.zero_stage >= 1) & (params.dense_replicas > 1), s.bucket_bytes, 0.0)
+    total = np.where(gathers_weights(x.zero_stage, params.dense_replicas), gathered, 0.0) + scratch + s.workspace_bytes + s.bucket_bytes
     boundary = 4.0 * load.hidden_share + (2.0 * held * load.hidden if s.keeps_stage_outputs else 0.0)
     ids = stage.has_embedding * held * load.hidden * (8.0 / model.hidden_size + (1.0 if job.dropout else 0.0))
     return np.asarray(total + np.where(x.pipeline_parallel > 1, boundary, 0.0) + ids)

@@ -21,10 +21,12 @@ from solver.layout import SCHEDULES, SELECTIVE, Columns, Ints, num_micro_batches
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """The parts of a step; arrays of one length. All but the last four are of the slowest stage."""
+    """The parts of a step; arrays of one length. All but the last four are of the slowest stage, what it has beyond the average apart."""
 
     compute: Floats
-    """Forward and backward kernels, embedding, head and loss included."""
+    """Forward and backward kernels, embedding, head and loss included, as far as an average stage has them."""
+    imbalance: Floats
+    """What the slowest stage computes beyond the average stage."""
     recompute: Floats
     launch: Floats
     """GPU waiting for the CPU to launch kernels."""
@@ -36,7 +38,7 @@ class StepSeconds:
     pipeline: Floats
     """Stage boundaries."""
     bubble: Floats
-    """Filling and draining the pipeline, the imbalance of the other stages included."""
+    """Filling and draining the pipeline."""
     data: Floats
     """Gradient reduction and parameter gathering that nothing hides."""
     optimizer: Floats
@@ -108,7 +110,8 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     layers = _layer_table(job, x)
     ends = _EndSeconds.of(job, x)
     boundary = comm.boundary_seconds(job, net, job.rank_tokens(x), x.tensor_parallel, p) * (p > 1)
-    around = _around_seconds(job, x, layers, ends, boundary)
+    alone = _around_seconds(job, x, layers, ends)
+    around = alone + 2.0 * p * boundary
 
     def passes(stage: Stages) -> tuple[Floats, Floats]:
         return _pass_seconds(layers, ends, stage, _modes_of(job, x, stage))
@@ -129,9 +132,11 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     params = _most_parameters(job, x)
     data = _data_seconds(job, net, x, params, forward, backward, fill, m)
     named = {part: m * layers.sum(part, stage, modes) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")}
+    average = np.minimum(alone / p / steady, 1.0)  # of what the slowest stage does, part by part
     return StepSeconds(
-        compute=m * steady - sum(named.values()),
-        **named,
+        compute=average * (m * steady - sum(named.values())),
+        imbalance=(1.0 - average) * m * steady,
+        **{part: average * seconds for part, seconds in named.items()},
         pipeline=m * per_boundary,
         bubble=fill,
         data=data,
@@ -200,24 +205,29 @@ def _whole_model(job: Job, x: Columns) -> Stages:
     return Stages(0 * ones, dense * ones, moe * ones, model.num_layers % chunks, ones, ones)
 
 
-def _around_seconds(job: Job, x: Columns, layers: _Layers, ends: _EndSeconds, boundary: Floats) -> Floats:
-    """One micro-batch forward and backward through all stages and their boundaries."""
+def _around_seconds(job: Job, x: Columns, layers: _Layers, ends: _EndSeconds) -> Floats:
+    """One micro-batch forward and backward through all stages."""
     p, v = x.pipeline_parallel, x.virtual_pipeline
     everything = _whole_model(job, x)
     covered = recomputed_layers(everything.layers, job.model.num_layers, p * v, p * v, everything.large_chunks, x.recompute_layers)
-    return np.asarray(sum(_pass_seconds(layers, ends, everything, _modes(x, covered, everything.layers))) + 2.0 * p * boundary)
+    return np.asarray(sum(_pass_seconds(layers, ends, everything, _modes(x, covered, everything.layers))))
 
 
 def _fill_seconds(job: Job, x: Columns, forward: Floats, backward: Floats, around: Floats, m: Ints) -> Floats:
-    """Idle seconds of the pipeline's fill and drain under each row's schedule; 0 without a pipeline."""
+    """Idle seconds of the pipeline's fill and drain under each row's schedule; 0 without a pipeline.
+
+    Unless the optimizer is validated afterwards every stage waits for the last one, which begins when the first
+    micro-batch reaches it: at least (p - 1) F / v. Source: Qi et al. 2023, section 4 and table 10.
+    """
     p, v = x.pipeline_parallel, x.virtual_pipeline
     plain = SCHEDULE_TABLE["1f1b"].fill(forward, backward, around, m, p, v)
     fill = np.zeros(len(x))
+    first_arrival = 0.0 if job.software.post_validation else (p - 1) * forward / v
     for code in np.unique(x.schedule):
         schedule = SCHEDULE_TABLE[SCHEDULES[code]]
         seconds = schedule.fill(forward, backward, around, m, p, v)
         if schedule.residue:
-            seconds = np.maximum(seconds, job.physics.zero_bubble_residue * plain)
+            seconds = np.maximum(np.maximum(seconds, job.physics.zero_bubble_residue * plain), first_arrival)
         fill = np.where(x.schedule == code, seconds, fill)
     return np.where(p > 1, fill, 0.0)
 

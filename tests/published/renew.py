@@ -1,7 +1,7 @@
 """Renews the accuracy page, its history and the residuals behind the uncertainty bands; takes a few minutes.
 
 Run from the project's root: ``python -m tests.published.renew "what changed"``. Cross-validation leaves one source out,
-refits the constants from their priors (priors.toml) on all other sources, and predicts the one left out.
+refits the constants from their priors on all other sources (:mod:`tests.published.fit`), and predicts the one left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import datetime
 import io
-import multiprocessing
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,66 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from planner import calibrate as fit
 from planner.cost.arrays import Floats
 from planner.measured import Run
-from planner.profile import read_profile
 from planner.report.accuracy import percent, summary_lines
 from planner.report.write import write_atomically
-from planner.uncertainty import RESIDUALS, TRAITS, _band_of, family_weights, shipped, traits
+from planner.uncertainty import RESIDUALS, TRAITS, _band_of, shipped, traits
 from planner.validate import NOISY, SHIPPED, predict, read_rows, report, runs_of
+from tests.published.fit import Fit
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "results" / "accuracy.md"
 HISTORY = HERE.parents[1] / "results" / "accuracy-history.csv"
-PRIORS = HERE / "priors.toml"
-
-
-def _linear_part(task: tuple[list[Run], list[fit.Knob]]) -> fit.Linear:
-    runs, moving = task
-    return fit.linearise(runs, moving, np.zeros(len(moving)))
-
-
-def linearised(runs: list[Run], moving: list[fit.Knob]) -> fit.Linear:
-    """The model's derivatives at the shipped constants, on all cores."""
-    cores = multiprocessing.cpu_count()
-    rows = [np.arange(len(runs))[start::cores] for start in range(cores)]
-    with multiprocessing.Pool(cores) as pool:
-        parts = pool.map(_linear_part, [([runs[row] for row in part], moving) for part in rows])
-    logs, slopes = np.zeros(len(runs)), np.zeros((len(runs), len(moving)))
-    for part, linear in zip(rows, parts, strict=True):
-        logs[part], slopes[part] = linear.logs, linear.slopes
-    return fit.Linear(logs, slopes)
-
-
-def prior_centre(runs: list[Run], moving: list[fit.Knob]) -> Floats:
-    """Logarithm of each constant's prior over its shipped value."""
-    priors = read_profile(PRIORS)
-    centre = []
-    for kind, name, constant in moving:
-        record = next(getattr(run.job, kind) for run in runs if getattr(run.job, kind).name == name)
-        now = getattr(record, constant.field)
-        centre.append(np.log(priors.get((kind, name), {}).get(constant.field, now) / now))
-    return np.array(centre)
-
-
-def cross_validated(runs: list[Run]) -> Floats:
-    """Logarithmic error of every run, predicted by a fit that never saw its source."""
-    moving = fit.knobs(runs)
-    linear = linearised(runs, moving)
-    centre = prior_centre(runs, moving)
-    measured = np.log([run.step_seconds for run in runs])
-    families = np.array([run.family for run in runs])
-    widths = np.array([knob[2].width for knob in moving])
-    limits = np.log([knob[2].most for knob in moving])
-    errors = np.zeros(len(runs))
-    for family in np.unique(families):
-        seen = families != family
-        part = fit.Linear(linear.logs[seen], linear.slopes[seen])
-        weights = family_weights(families[seen])
-        constants, _ = fit.solve(part, np.zeros(len(moving)), measured[seen], weights, widths, limits, centre)
-        errors[~seen] = linear.logs[~seen] + linear.slopes[~seen] @ constants - measured[~seen]
-    return errors
 
 
 def residual_pieces(runs: list[Run], errors: Floats) -> list[str]:
@@ -158,7 +108,7 @@ def main() -> None:
     skipped: Counter[str] = Counter()
     predictions = [predict(run) for run in runs_of(read_rows(SHIPPED), skipped)]
     timed = [p.run for p in predictions if p.run.step_seconds > 0 and not p.run.out_of_memory]
-    errors = cross_validated(timed)
+    errors = Fit(timed).cross_validated()
     write_atomically(RESIDUALS, residual_pieces(timed, errors))
     shipped.cache_clear()
     _band_of.cache_clear()

@@ -1,0 +1,43 @@
+"""``planner explain``: one layout taken apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.cli.options import CONTEXT, OutputPath, request_options, scenario_of
+from planner.cli.terminal import emit, rendered
+
+
+@click.command(context_settings=CONTEXT)
+@request_options
+@click.option("--layout", "label", required=True, help="Such as tp8-pp4-dp64-zero1-mb1; what is left out is filled in.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--output", type=OutputPath(), help="Write the ledger there instead of printing it.")
+def explain(scenario_word: str | None, label: str, style: str, output: Path | None, **wishes: Any) -> None:
+    """Take one layout apart: bytes per part and stage, seconds per part, each with its formula."""
+    from planner.cost.memory import OUT_OF_MEMORY
+    from planner.explain import check_pins, complete_layout
+    from planner.explain import explain as explain_layout
+    from planner.report import text
+    from planner.report.ledger import ledger_json
+    from planner.report.write import check_writable
+
+    if output is not None:
+        check_writable(output)
+    scenario = scenario_of(scenario_word, wishes)
+    layout = complete_layout(scenario, label)
+    check_pins(scenario, layout)
+    found = explain_layout(scenario, layout)
+    if style == "json":
+        page = json.dumps(ledger_json(found), indent=1) + "\n"
+    elif found.step is None:
+        page = "\n".join([f"layout {found.layout.label} is not legal:", *text.illegal_lines(found)]) + "\n"
+    else:
+        page = rendered(text.ledger_page(found), to_file=output is not None)
+    emit([page], output)
+    if not found.legal or found.verdict == OUT_OF_MEMORY:
+        click.get_current_context().exit(1)

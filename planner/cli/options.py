@@ -1,0 +1,127 @@
+"""What may be typed: the options that make a scenario, and the kinds of their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.errors import InputError
+from planner.request import Request, import_notes, make_scenario, parse_count, read_request, scenario_path
+from planner.scenario import FRAMEWORK_CHOICES, Scenario
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Settings of every command."""
+
+
+class Count(click.ParamType[Any]):
+    """A count such as 2048, 2,048, 4M or 1.4T."""
+
+    name = "count"
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self.whole = whole
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        """The number. Raises InputError."""
+        if isinstance(value, (int, float)):
+            return value
+        option = param.opts[0] if param else "value"
+        number = parse_count(value, option)
+        if self.whole and not number.is_integer():
+            raise InputError(f"{option} = {value} must be a whole number")
+        return int(number) if self.whole else number
+
+
+class OutputPath(click.ParamType[Any]):
+    """Where to write a result: a file's name."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path. Raises InputError for a folder's name."""
+        if not str(value) or str(value).endswith("/"):
+            raise InputError(f"{value or (param.opts[0] if param else 'path')}: names a folder; give a file name")
+        return Path(value)
+
+
+class Values(click.ParamType[Any]):
+    """Comma-separated whole numbers or words: the only values of an axis to search."""
+
+    name = "values"
+
+    def __init__(self, *, words: bool = False) -> None:
+        self.words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        """The values. Raises InputError."""
+        if isinstance(value, tuple):
+            return value
+        option = param.opts[0] if param else "value"
+        pieces = [piece.strip() for piece in value.split(",")]
+        if self.words:
+            return tuple(pieces)
+        if not all(re.fullmatch(r"-?[0-9]+", piece, re.ASCII) for piece in pieces):
+            raise InputError(f"{option} = {value} must be whole numbers separated by commas, such as 2,4,8")
+        return tuple(int(piece[:20]) for piece in pieces)
+
+
+REQUEST_OPTIONS: tuple[Callable[..., Any], ...] = (
+    click.option("--scenario", "scenario_word", metavar="NAME|FILE", help="A file of scenarios/ or a path; flags override it."),
+    click.option("--model", help="Catalogue name or alias (70b), a Hugging Face config.json, or a model .toml."),
+    click.option("--model-shape", metavar="KEY=V,..", help="Any other shape: layers=..,hidden=..,heads=..,ffn=..,vocab=.."),
+    click.option("--gpus", "num_gpus", type=Count(), help="Number of GPUs."),
+    click.option("--gpu", help="Accelerator  [default: h100-sxm-80gb]"),
+    click.option("--cluster", help="Cluster wiring  [default: the GPU's usual one]"),
+    click.option("--gpus-per-node", type=Count(), help="GPUs of one fast domain."),
+    click.option("--nic", "nic_gbit_per_s", type=Count(whole=False), help="Network per GPU, Gb/s."),
+    click.option("--gpu-memory", "gpu_memory_gib", type=Count(whole=False), help="Usable memory per GPU, GiB."),
+    click.option("--price", "price_usd_per_hour", type=Count(whole=False), help="Dollars per GPU-hour."),
+    click.option("--seq-len", type=Count(), help="Tokens per sequence  [default: 4096]"),
+    click.option("--global-batch", "global_batch_size", type=Count(), help="Sequences per step  [default: 4M tokens]"),
+    click.option("--batch-tokens", "global_batch_tokens", type=Count(), help="The same in tokens."),
+    click.option("--precision", help="bf16, fp16, fp8, mxfp8 or nvfp4  [default: bf16]"),
+    click.option("--optimizer", help="adam, adam-8bit, muon or sgd-momentum  [default: adam]"),
+    click.option("--tokens", "training_tokens", type=Count(whole=False), help="Tokens of the whole run (1.4T): adds days and cost."),
+    click.option("--sequence-parallel/--no-sequence-parallel", default=None, help="With tensor parallelism  [default: on]"),
+    click.option("--mtp/--no-mtp", "multi_token_prediction", default=None, help="Train the model's multi-token prediction."),
+    click.option("--framework", help=f"{', '.join(FRAMEWORK_CHOICES)}  [default: any]"),
+    click.option("--software", help="Cost every layout under this training stack."),
+    click.option("--profile", help="Constants that `planner calibrate` fitted to your own runs."),
+    click.option("--tp", "tensor_parallel", type=Values(), help="Pin tensor-parallel sizes."),
+    click.option("--pp", "pipeline_parallel", type=Values(), help="Pin pipeline stages."),
+    click.option("--vp", "virtual_pipeline", type=Values(), help="Pin chunks per stage."),
+    click.option("--cp", "context_parallel", type=Values(), help="Pin context-parallel sizes."),
+    click.option("--ep", "expert_parallel", type=Values(), help="Pin expert-parallel sizes."),
+    click.option("--etp", "expert_tensor_parallel", type=Values(), help="Pin tensor splits inside experts."),
+    click.option("--dp", "data_parallel", type=Values(), help="Pin data-parallel sizes."),
+    click.option("--zero", "zero_stage", type=Values(), help="Pin ZeRO stages."),
+    click.option("--mb", "micro_batch_size", type=Values(), help="Pin micro-batch sizes."),
+    click.option("--recompute", type=Values(words=True), help="Pin none, selective, full."),
+    click.option("--recompute-layers", type=Values(), help="Pin layers of a chunk that full recompute covers."),
+    click.option("--schedule", type=Values(words=True), help="Pin schedules (1f1b, interleaved_1f1b, gpipe, ...)."),
+    click.option("--tensor-across-nodes", is_flag=True, default=None, help="Allow tensor groups to leave a node."),
+    click.option("--max-pp", "max_pipeline_parallel", type=Count(), help="Deepest pipeline  [default: 64]"),
+)
+
+
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """All options that make a scenario."""
+    for option in reversed(REQUEST_OPTIONS):
+        command = option(command)
+    return command
+
+
+def scenario_of(scenario_word: str | None, wishes: dict[str, Any]) -> Scenario:
+    """The scenario of a file, flags, or both; what an imported config left open is told on standard error."""
+    request, name = Request(**wishes), "flags"
+    if scenario_word is not None:
+        path = scenario_path(scenario_word)
+        request, name = request.over(read_request(path)), path.stem
+    scenario = make_scenario(request, name=name)
+    for line in import_notes(request):
+        click.echo(line, err=True)
+    return scenario
