@@ -16,8 +16,9 @@ from planner.cost import compute, memory
 from planner.cost.estimate import memory_of, time_of
 from planner.cost.layer import layer_seconds
 from planner.cost.stages import all_stages, chunk_sizes, recomputed_layers, stage_of_chunk
+from planner.cost.step import StepSeconds
 from planner.scenario import Job
-from solver.layout import RECOMPUTE, V_SHAPED, Columns, Layout, columns_of
+from solver.layout import RECOMPUTE, SCHEDULES, V_SHAPED, Columns, Layout, columns_of
 from tests.builders import sampled_layouts
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
@@ -90,14 +91,20 @@ def stage_seconds(job: Job, x: Columns, layout: Layout) -> np.ndarray:
     return np.asarray(seconds + stages.has_head * (1 + job.num_mtp_layers) * head + stages.has_embedding * embedding)
 
 
+def steady_seconds(step: StepSeconds) -> np.ndarray:
+    """All micro-batches through the slowest stage."""
+    parts = (step.compute, step.imbalance, step.recompute, step.launch, step.tensor, step.context, step.expert, step.sharding)
+    return np.asarray(sum(parts))
+
+
 @JOBS
 @STACKS
 def test_the_steady_time_of_a_step_is_that_of_the_slowest_of_all_its_stages(wishes: tuple[tuple[str, Any], ...], stack: str) -> None:
     job, x = job_and_layouts(wishes, stack, 400)
-    plain = x.take(np.flatnonzero(x.recompute == RECOMPUTE.index("none")))
+    # a zero-bubble fill depends on the stage, so there the slowest is that with the longest steady time and fill
+    plain = x.take(np.flatnonzero((x.recompute == RECOMPUTE.index("none")) & (x.schedule <= SCHEDULES.index("gpipe"))))
     assert len(plain) > 20
-    step = time_of(job, plain)
-    steady = step.compute + step.imbalance + step.recompute + step.launch + step.tensor + step.context + step.expert + step.sharding
+    steady = steady_seconds(time_of(job, plain))
     for row in range(len(plain)):
         layout, one = plain.layout(row), plain.take(slice(row, row + 1))
         num_micro_batches = job.global_batch_size // (layout.data_parallel * layout.micro_batch_size)
@@ -108,8 +115,8 @@ def test_of_61_layers_over_4_stages_the_stage_of_16_sets_the_pace() -> None:
     scenario, _ = sampled_layouts((("model_shape", "layers=61,hidden=4096,heads=32,vocab=128"), ("num_gpus", 4)), 1)
     job, x = scenario.job, columns_of([Layout(pipeline_parallel=4)])
     layer = layer_seconds(job, x, moe=False)
-    step = time_of(job, x)
-    assert step.compute[0] + step.imbalance[0] == pytest.approx(job.global_batch_size * 16 * float(layer.compute[0]))
+    one_pass = float(layer.forward[0] + layer.backward[0][0])
+    assert steady_seconds(time_of(job, x))[0] == pytest.approx(job.global_batch_size * 16 * one_pass)
 
 
 @MANY
