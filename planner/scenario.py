@@ -55,6 +55,8 @@ class Job:
     """Train the model's multi-token-prediction layers, where it has any."""
     layers_per_stage: tuple[int, ...] = ()
     """A stated split for pipelines of that many stages; empty: as even as possible."""
+    recomputed_per_stage: tuple[int, ...] = ()
+    """With a stated split: layers of each stage that full recompute covers; empty: as deep as the layout says."""
 
     def __post_init__(self) -> None:
         require(

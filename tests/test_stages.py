@@ -131,9 +131,7 @@ def test_full_recompute_covers_its_depth_in_every_chunk(num_layers: int, pipelin
     owner = stage_of_chunk(pipeline, per_stage, False)
     for stage in range(pipeline):
         own = sizes[owner == stage]
-        large = np.array(np.sum(own > sizes.min()))
-        arguments = (np.array(own.sum()), num_layers, np.array(chunks), np.array(per_stage), large, np.array(depth))
-        assert int(recomputed_layers(*arguments)) == np.minimum(own, depth).sum()
+        assert int(recomputed_layers(own.sum(), per_stage, depth)) == np.minimum(own, depth).sum()
 
 
 def test_a_stated_split_wins_over_the_even_one() -> None:

@@ -377,7 +377,7 @@ def stage_memory(job: Job, x: Columns, stage: Stages, load: Loads) -> Memory:
     params = stage_parameters(job, x, stage, load.piece)
     weights, gradients, optimizer, step_copies = state_bytes(job, x, params)
     held = in_flight(x, stage.rank, load.num_micro_batches)
-    covered = covered_layers(job.model, x, stage)
+    covered = covered_layers(x, stage)
     activations = activation_bytes(x, stage, covered, held, load)
     live_layer = load.largest + 2.0 * load.hidden + 0.35 * load.mlp_gradient
     gathered = np.where(x.tensor_parallel > 1, s.tensor_transient_bytes * load.hidden, 0.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from planner.catalogue.schema import Model
-from planner.cost.arrays import Floats
+from planner.cost.arrays import Floats, Number
 from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import V_CODES, Columns, Ints
@@ -53,10 +53,12 @@ class Stages:
     dense_layers: Ints
     moe_layers: Ints
     """Multi-token-prediction layers count here (or as dense ones in a dense model) on the last stage."""
-    large_chunks: Ints
-    """Chunks that hold one layer more than the smallest chunk."""
+    model_layers: Ints
+    """Layers of the model proper, multi-token-prediction layers apart."""
     has_embedding: Ints
     has_head: Ints
+    recomputed: Ints
+    """Layers of a stated split that full recompute covers; -1: as deep as the layout says."""
 
     @property
     def layers(self) -> Ints:
@@ -74,7 +76,10 @@ def all_stages(job: Job, pipeline: int, per_stage: int, v_shaped: bool) -> Stage
     if len(job.layers_per_stage) == pipeline:
         of_stage = [chunk_sizes(count, per_stage) for count in job.layers_per_stage]
         sizes = np.stack(of_stage, axis=1).ravel()
-    return split_stages(job.model, sizes, stage_of_chunk(pipeline, per_stage, v_shaped), job.num_mtp_layers)
+    stages = split_stages(job.model, sizes, stage_of_chunk(pipeline, per_stage, v_shaped), job.num_mtp_layers)
+    if len(job.recomputed_per_stage) == pipeline:
+        stages = replace(stages, recomputed=np.array(job.recomputed_per_stage, dtype=np.int64))
+    return stages
 
 
 def split_stages(model: Model, sizes: Ints, owner: Ints, num_mtp_layers: int) -> Stages:
@@ -91,8 +96,15 @@ def split_stages(model: Model, sizes: Ints, owner: Ints, num_mtp_layers: int) ->
     last = int(owner[-1])
     (moe_layers if model.num_moe_layers else dense_layers)[last] += num_mtp_layers
     rank = np.arange(pipeline, dtype=np.int64)
-    large = per_stage(sizes > sizes.min())
-    return Stages(rank, dense_layers, moe_layers, large, (rank == 0).astype(np.int64), (rank == last).astype(np.int64))
+    return Stages(
+        rank=rank,
+        dense_layers=dense_layers,
+        moe_layers=moe_layers,
+        model_layers=per_stage(sizes),
+        has_embedding=(rank == 0).astype(np.int64),
+        has_head=(rank == last).astype(np.int64),
+        recomputed=np.full(pipeline, -1, dtype=np.int64),
+    )
 
 
 def _candidates(stages: Stages) -> Ints:
@@ -103,7 +115,7 @@ def _candidates(stages: Stages) -> Ints:
     ends = np.flatnonzero(stages.has_embedding | stages.has_head)
     middle = np.flatnonzero(~(stages.has_embedding | stages.has_head).astype(bool))
     if len(middle):
-        first, _ = distinct([stages.dense_layers[middle], stages.moe_layers[middle], stages.large_chunks[middle]])
+        first, _ = distinct([stages.dense_layers[middle], stages.moe_layers[middle], stages.recomputed[middle] + 1])
         return np.concatenate([ends, middle[first]])
     return ends
 
@@ -136,20 +148,28 @@ def worst_stage(job: Job, x: Columns, weigh: Callable[[Stages], Floats]) -> tupl
     return table.take((kind, best)), best, most
 
 
-def recomputed_layers(layers: Ints, num_layers: int, chunks: Ints, per_stage: Ints, large: Ints, depth: Ints) -> Ints:
-    """Layers of a stage that full recompute covers when it covers ``depth`` layers of each chunk.
+def recomputed_layers(layers: Number, chunks: Number, depth: Number) -> Number:
+    """Layers that full recompute covers when it covers ``depth`` layers of each of some chunks that are as even as possible.
 
-    A chunk holds num_layers // chunks layers, a large one one more.
-
-    >>> int(recomputed_layers(20, 80, 4, 1, 0, 5)), int(recomputed_layers(16, 61, 4, 1, 1, 16))
-    (5, 16)
+    >>> int(recomputed_layers(20, 1, 5)), int(recomputed_layers(16, 1, 16)), int(recomputed_layers(7, 2, 3))
+    (5, 16, 6)
     """
-    small = num_layers // chunks
-    covered = per_stage * np.minimum(depth, small) + large * (depth > small)
-    return np.asarray(np.minimum(covered, layers))
+    small = layers // chunks
+    return chunks * np.minimum(depth, small) + (layers - chunks * small) * (depth > small)
 
 
-def covered_layers(model: Model, x: Columns, stage: Stages) -> Ints:
+def covered_layers(x: Columns, stage: Stages) -> Ints:
     """Layers of each row's stage that full recompute covers; 0 in the other modes (they state no layers)."""
-    v = x.virtual_pipeline
-    return recomputed_layers(stage.layers, model.num_layers, x.pipeline_parallel * v, v, stage.large_chunks, x.recompute_layers)
+    by_depth = recomputed_layers(stage.model_layers, x.virtual_pipeline, x.recompute_layers)
+    return np.asarray(np.where(stage.recomputed >= 0, stage.recomputed, by_depth))
+
+
+def covered_in_all(job: Job, x: Columns) -> Ints:
+    """Layers of the whole model that full recompute covers."""
+    p, v, depth = x.pipeline_parallel, x.virtual_pipeline, x.recompute_layers
+    covered = np.asarray(recomputed_layers(job.model.num_layers, p * v, depth))
+    if job.layers_per_stage:
+        by_depth: Number = sum(recomputed_layers(layers, v, depth) for layers in job.layers_per_stage)
+        stated = sum(job.recomputed_per_stage) if job.recomputed_per_stage else by_depth
+        covered = np.where(p == len(job.layers_per_stage), stated, covered)
+    return np.asarray(covered)

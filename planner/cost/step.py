@@ -13,7 +13,7 @@ from planner.cost.collectives import Network, all_gather_seconds, members_per_no
 from planner.cost.layer import KEYS, LayerSeconds, layer_seconds
 from planner.cost.memory import Params, pieces, stage_parameters
 from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
-from planner.cost.stages import Stages, covered_layers, layer_kinds, recomputed_layers, worst_stage
+from planner.cost.stages import Stages, covered_in_all, covered_layers, layer_kinds, worst_stage
 from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import SCHEDULES, SELECTIVE, Columns, Ints, num_micro_batches
@@ -71,12 +71,8 @@ class _Modes:
         return np.asarray(sum(self.shares[mode] * part[mode][key] for mode in range(len(self.shares))))
 
 
-def _modes_of(job: Job, x: Columns, stage: Stages) -> _Modes:
-    return _modes(x, covered_layers(job.model, x, stage), stage.layers)
-
-
-def _modes(x: Columns, covered: Ints, layers: Ints) -> _Modes:
-    full = covered / np.maximum(layers, 1)
+def _modes_of(x: Columns, stage: Stages) -> _Modes:
+    full = covered_layers(x, stage) / np.maximum(stage.layers, 1)
     selective = (x.recompute == SELECTIVE).astype(float)
     return _Modes(np.stack([(1.0 - full) * (1.0 - selective), selective, full]))
 
@@ -114,7 +110,7 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     around = alone + 2.0 * p * boundary
 
     def passes(stage: Stages) -> tuple[Floats, Floats]:
-        return _pass_seconds(layers, ends, stage, _modes_of(job, x, stage))
+        return _pass_seconds(layers, ends, stage, _modes_of(x, stage))
 
     def busy_and_idle(stage: Stages) -> Floats:
         forward, backward = passes(stage)
@@ -123,7 +119,7 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     stage, _, _ = worst_stage(job, x, busy_and_idle)
     forward, backward = passes(stage)
     fill = _fill_seconds(job, x, forward, backward, around, m)
-    modes = _modes_of(job, x, stage)
+    modes = _modes_of(x, stage)
     steady = forward + backward
     per_boundary = 2.0 * v * physics.p2p_exposed * boundary
     per_batch = np.where(p > 1, physics.micro_batch_seconds, physics.micro_batch_no_pipeline_seconds)
@@ -196,21 +192,18 @@ def _whole_model(job: Job, x: Columns) -> Stages:
     """All stages together as one, to sum seconds over a pipeline."""
     model = job.model
     ones = np.ones(len(x), dtype=np.int64)
-    chunks = x.pipeline_parallel * x.virtual_pipeline
     dense, moe = model.num_layers - model.num_moe_layers, model.num_moe_layers
     if moe:
         moe += job.num_mtp_layers
     else:
         dense += job.num_mtp_layers
-    return Stages(0 * ones, dense * ones, moe * ones, model.num_layers % chunks, ones, ones)
+    return Stages(0 * ones, dense * ones, moe * ones, model.num_layers * ones, ones, ones, covered_in_all(job, x))
 
 
 def _around_seconds(job: Job, x: Columns, layers: _Layers, ends: _EndSeconds) -> Floats:
     """One micro-batch forward and backward through all stages."""
-    p, v = x.pipeline_parallel, x.virtual_pipeline
     everything = _whole_model(job, x)
-    covered = recomputed_layers(everything.layers, job.model.num_layers, p * v, p * v, everything.large_chunks, x.recompute_layers)
-    return np.asarray(sum(_pass_seconds(layers, ends, everything, _modes(x, covered, everything.layers))))
+    return np.asarray(sum(_pass_seconds(layers, ends, everything, _modes_of(x, everything))))
 
 
 def _fill_seconds(job: Job, x: Columns, forward: Floats, backward: Floats, around: Floats, m: Ints) -> Floats:
