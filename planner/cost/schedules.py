@@ -113,3 +113,21 @@ SCHEDULES: dict[str, Schedule] = {
     "zero_bubble_v": Schedule(in_flight_zero_bubble, fill_zero_bubble_v, residue=True),
     "dualpipe": Schedule(in_flight_dualpipe, fill_dualpipe, residue=True),
 }
+
+
+def fills(
+    name: str, forward: Number, backward: Number, total: Number, m: Number, p: Number, v: Number, *, residue: float, synchronised: bool
+) -> list[Number]:
+    """Lower bounds on the idle seconds of a schedule's fill and drain, each linear in the times; the largest is the fill.
+
+    ``residue``: share of 1F1B's fill that a zero-bubble schedule keeps. ``synchronised``: the optimizer is not validated
+    afterwards, so every stage waits for the last one, which begins when the first micro-batch reaches it: at least
+    (p - 1) F / v. Source: Qi et al. 2023, section 4 and table 10.
+    """
+    schedule = SCHEDULES[name]
+    found = [schedule.fill(forward, backward, total, m, p, v)]
+    if schedule.residue:
+        found.append(residue * fill_1f1b(forward, backward, total, m, p, v))
+        if synchronised:
+            found.append((p - 1) * forward / v)
+    return found
