@@ -60,7 +60,7 @@ STEP_FORMULAS: dict[str, tuple[str, str]] = {
     "pipeline": ("communication.boundary_seconds", "stage boundaries"),
     "bubble": ("schedules.SCHEDULES", "filling and draining"),
     "data": ("communication.gradient_seconds", "gradient reduction and gathering not hidden"),
-    "optimizer": ("step._optimizer_seconds", "Adam and the step's fixed time"),
+    "optimizer": ("step.optimizer_seconds", "Adam and the step's fixed time"),
     "overhead": ("step.step_seconds", "per micro-batch, and stragglers"),
 }
 """Part -> (module.function in planner/cost/, what it is)."""
