@@ -7,15 +7,20 @@ import dataclasses
 import numpy as np
 
 from planner.cost.arrays import Floats, Number
+from planner.cost.communication import gathers_weights
 from planner.cost.memory import Params, pieces, stage_parameters
 from planner.cost.passes import Passes, whole_model
+from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
 from planner.cost.stages import Stages
-from planner.cost.step import between_seconds, boundary_seconds, fills_of, optimizer_seconds, step_seconds, stragglers
+from planner.cost.step import between_seconds, boundary_seconds, fills_of, gradient_transfers, optimizer_seconds, step_seconds, stragglers
 from planner.scenario import Job
 from solver.layout import SCHEDULES, V_CODES, Columns, Ints, num_micro_batches
 
 HALVINGS = 40
 """Of the interval that holds the least longest stage: enough for nine digits."""
+
+PLAIN_FILLS = [code for code, name in enumerate(SCHEDULES) if not SCHEDULE_TABLE[name].residue]
+"""Schedules whose fill is what is left of the way around."""
 
 TINY = 1e-12
 """Seconds: keeps a weight of nothing from dividing by zero."""
@@ -25,9 +30,10 @@ SAFETY = 1e-9
 
 
 def least_step_seconds(job: Job, x: Columns) -> Floats:
-    """Seconds below which no split of a layout's layers can bring its step, gradients hidden altogether.
+    """Seconds below which no split of a layout's layers can bring its step.
 
-    Memory is no limit, the parameters are perfectly balanced, of two kinds of layers only the experts take room. Without
+    Memory is no limit, the parameters are perfectly balanced and their transfers hidden as well as can be, of two kinds
+    of layers only the experts take room. Without
     a pipeline there is nothing to split: the step itself. Source: the terms of :func:`planner.cost.step.step_seconds`, each
     replaced by the least that a split can make of it; the longest stage by the least longest one (:func:`least_longest`).
     """
@@ -47,7 +53,28 @@ def _least_with_stages(job: Job, x: Columns) -> Floats:
     longest = np.maximum(least_longest(job, x, passes, forward, backward), average)
     around = all_forward + all_backward + 2.0 * p * boundary_seconds(job, x)
     pipeline = (1.0 + stragglers(job)) * (longest + total * around + m * sum(between_seconds(job, x)))
-    return np.asarray((pipeline + optimizer_seconds(job, x, average_parameters(job, x))) * (1.0 - SAFETY))
+    params = average_parameters(job, x)
+    one_pass = longest / np.maximum(np.minimum(forward, backward), TINY)
+    data = least_exposed(job, x, params, one_pass, np.maximum(around - one_pass, 0.0) / x.virtual_pipeline)
+    return np.asarray((pipeline + data + optimizer_seconds(job, x, params)) * (1.0 - SAFETY))
+
+
+def least_exposed(job: Job, x: Columns, params: Params, one_pass: Floats, fill: Floats) -> Floats:
+    """The least of the gradients' reduction and the parameters' gathering that a step of the least longest stage exposes.
+
+    Forward and backward of one micro-batch and the fill hide them, in whatever proportions. A stage that takes longer
+    hides more, yet lengthens the step by more than that from two micro-batches on; so the least longest stage is where
+    both together are least. Zero-bubble fills and single micro-batches: all is hidden but the residue that nothing hides.
+    """
+    reduce, gather = gradient_transfers(job, x, params)
+    exposed = reduce + gather
+    if job.software.data_overlap:
+        physics = job.physics
+        window, idle = physics.data_window * one_pass, physics.fill_window * fill
+        late = np.maximum(np.maximum(reduce, gather) - window - idle, exposed - window - 2.0 * idle)
+        countable = (num_micro_batches(x, job.global_batch_size) > 1) & np.isin(x.schedule, PLAIN_FILLS)
+        exposed = physics.data_residue * exposed + np.where(countable, np.maximum(late, 0.0), 0.0)
+    return np.where(gathers_weights(x.zero_stage, x.data_parallel * x.context_parallel), 0.0, exposed)
 
 
 def main_weights(job: Job, x: Columns, m: Ints) -> tuple[Floats, Floats, Floats]:

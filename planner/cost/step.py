@@ -10,7 +10,7 @@ import numpy as np
 from planner.cost import communication as comm
 from planner.cost import compute, parameters
 from planner.cost.arrays import Floats, Number
-from planner.cost.collectives import Network, all_gather_seconds, members_per_node, network_of
+from planner.cost.collectives import all_gather_seconds, members_per_node, network_of
 from planner.cost.memory import Params, pieces, stage_parameters
 from planner.cost.passes import Passes, whole_model
 from planner.cost.schedules import fills
@@ -66,7 +66,7 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     step = [max over stages (m stage + fill) + m (boundaries + overhead)] x stragglers + exposed gradients + optimizer.
     Source: Narayanan et al. 2021 for the form; every term as documented where it is computed.
     """
-    net, p = network_of(job), x.pipeline_parallel
+    p = x.pipeline_parallel
     m = num_micro_batches(x, job.global_batch_size)
     passes = Passes.of(job, x)
     boundary = boundary_seconds(job, x)
@@ -84,7 +84,7 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     per_boundary, per_batch = between_seconds(job, x)
     slowed = stragglers(job) * (m * (steady + per_boundary + per_batch) + fill)
     params = _most_parameters(job, x)
-    data = _data_seconds(job, net, x, params, forward, backward, fill, m)
+    data = _data_seconds(job, x, params, forward, backward, fill, m)
     named = {part: m * passes.part(part, stage) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")}
     average = np.minimum(alone / p / steady, 1.0)  # of what the slowest stage does, part by part
     return StepSeconds(
@@ -139,13 +139,9 @@ def _fill_seconds(job: Job, x: Columns, forward: Floats, backward: Floats, aroun
     return np.where(p > 1, fill, 0.0)
 
 
-def _data_seconds(job: Job, net: Network, x: Columns, params: Params, forward: Floats, backward: Floats, fill: Floats, m: Ints) -> Floats:
-    """Exposed reduction of the stage's gradients and gathering of its parameters, once per step (ZeRO-3: in its layers).
-
-    ZeRO-2 without a pipeline scatters every micro-batch's gradients, each behind its own backward, which it disturbs
-    as ZeRO-3's transfers do.
-    """
-    s, zero = job.software, x.zero_stage
+def gradient_transfers(job: Job, x: Columns, params: Params) -> tuple[Floats, Floats]:
+    """Seconds to reduce a stage's gradients over its replicas, and to gather its parameters again, hidden or not."""
+    net, s = network_of(job), job.software
     replicas = comm.data_group(net, x.tensor_parallel, x.context_parallel, x.data_parallel)
     expert_group = comm.expert_data_group(net, job, x.pipeline_parallel, x.expert_parallel, x.expert_tensor_parallel)
 
@@ -156,19 +152,35 @@ def _data_seconds(job: Job, net: Network, x: Columns, params: Params, forward: F
         return np.asarray(dense + comm.shard_gather_seconds(job, net, bytes_each * params.expert, expert_group))
 
     reduce = over_replicas(s.reduce_bytes)
-    gather = np.where(zero == 0, reduce, over_replicas(s.weight_bytes))
+    return reduce, np.where(x.zero_stage == 0, reduce, over_replicas(s.weight_bytes))
+
+
+def _data_seconds(job: Job, x: Columns, params: Params, forward: Floats, backward: Floats, fill: Floats, m: Ints) -> Floats:
+    """Exposed reduction of the stage's gradients and gathering of its parameters, once per step (ZeRO-3: in its layers).
+
+    ZeRO-2 without a pipeline scatters every micro-batch's gradients, each behind its own backward, which it disturbs
+    as ZeRO-3's transfers do.
+    """
+    s, zero, replicas = job.software, x.zero_stage, x.data_parallel * x.context_parallel
+    reduce, gather = gradient_transfers(job, x, params)
     exposed = comm.gradient_seconds(job, reduce, gather, backward, forward, fill)
-    each_time = (zero == 2) & (x.pipeline_parallel == 1) & (replicas.size > 1)
+    each_time = (zero == 2) & (x.pipeline_parallel == 1) & (replicas > 1)
     late = np.maximum(reduce - job.physics.data_window * backward, 0.0)
     disturbed = job.physics.fsdp_disturbance * s.reduce_bytes * params.whole / job.link_bytes_per_s
     exposed = exposed + np.where(each_time, (m - 1) * late + m * disturbed, 0.0)
-    tied: Number = 0.0
-    if job.model.tied_embeddings:
-        words = parameters.padded_vocabulary(job.model, x.tensor_parallel, s.vocab_multiple) * job.model.hidden_size
-        stride = job.num_gpus // x.pipeline_parallel
-        pair = all_gather_seconds(net, 2.0 * s.reduce_bytes * words / x.tensor_parallel, 2, members_per_node(2, stride, net.domain))
-        tied = np.where(x.pipeline_parallel > 1, pair, 0.0)
-    return np.asarray(np.where(comm.gathers_weights(zero, replicas.size), 0.0, exposed) + tied)
+    return np.asarray(np.where(comm.gathers_weights(zero, replicas), 0.0, exposed) + _tied_seconds(job, x))
+
+
+def _tied_seconds(job: Job, x: Columns) -> Floats:
+    """Adding up the gradients of embeddings that both ends of a pipeline hold."""
+    if not job.model.tied_embeddings:
+        return np.zeros(len(x))
+    net, multiple = network_of(job), job.software.vocab_multiple
+    words = parameters.padded_vocabulary(job.model, x.tensor_parallel, multiple) * job.model.hidden_size
+    stride = job.num_gpus // x.pipeline_parallel
+    sent = 2.0 * job.software.reduce_bytes * words / x.tensor_parallel
+    pair = all_gather_seconds(net, sent, 2, members_per_node(2, stride, net.domain))
+    return np.where(x.pipeline_parallel > 1, pair, 0.0)
 
 
 def optimizer_seconds(job: Job, x: Columns, params: Params) -> Floats:
