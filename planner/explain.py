@@ -17,9 +17,9 @@ from planner.cost.step import StepSeconds
 from planner.errors import InputError, nearest
 from planner.frameworks import FRAMEWORKS
 from planner.frameworks.legality import assign, broken, framework_names, jobs_by_framework
+from planner.refine import Shortlist
 from planner.report.frame import mfu
 from planner.scenario import Job, Scenario
-from planner.search import Scored
 from solver import check
 from solver.layout import (
     RECOMPUTE,
@@ -189,7 +189,8 @@ def facts(scenario: Scenario, job: Job, layout: Layout) -> advice.Facts:
     """What the checklist reads of a layout under the stack that it is costed with."""
     x = columns_of([layout])
     own, step = memory_of(job, x), time_of(job, x)
-    plain = memory_of(job, columns_of([dataclasses.replace(layout, recompute="none", recompute_layers=0)]))
+    keeping = dataclasses.replace(job, recomputed_per_stage=())
+    plain = memory_of(keeping, columns_of([dataclasses.replace(layout, recompute="none", recompute_layers=0)]))
     total = float(step.total[0])
     return advice.Facts(
         scenario=dataclasses.replace(scenario, job=job),
@@ -205,7 +206,7 @@ def facts(scenario: Scenario, job: Job, layout: Layout) -> advice.Facts:
     )
 
 
-def shortlist_flags(scenario: Scenario, scored: Scored) -> list[dict[str, str]]:
-    """The checklist's findings for each layout of a shortlist."""
-    jobs = jobs_by_framework(scenario)
-    return [advice.flags(facts(scenario, jobs[int(scored.stack[row])], scored.layouts.layout(row))) for row in range(len(scored))]
+def shortlist_flags(scenario: Scenario, shortlist: Shortlist, most: int) -> list[dict[str, str]]:
+    """The checklist's findings for each of the first ``most`` layouts of a shortlist, under its split."""
+    rows = range(min(most, len(shortlist.rows)))
+    return [advice.flags(facts(scenario, shortlist.job(scenario, row), shortlist.rows.layouts.layout(row))) for row in rows]

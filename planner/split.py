@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from planner.cost.stages import Stages, all_stages, recomputed_layers, stage_of_
 from planner.cost.step import StepSeconds
 from planner.scenario import Job
 from solver import partition
-from solver.layout import SELECTIVE, V_SHAPED, Columns, Ints, Layout, columns_of, num_micro_batches
+from solver.layout import V_SHAPED, Ints, Layout, columns_of, deepest_chunk, num_micro_batches
 from solver.partition import Option, Partition, Piece, Pipeline
 
 FINENESS = 1 << 50
@@ -120,7 +121,7 @@ def pipeline_of(job: Job, layout: Layout, *, free_recompute: bool = False) -> Pi
     """The solver's problem: per stage the loads that fit, their times in its unit, the pieces of the step."""
     p, v, x = layout.pipeline_parallel, layout.virtual_pipeline, columns_of([layout])
     weights, scale = _pieces(job, layout)
-    around = float(sum(Passes.of(job, x).through(whole(job, x, recomputed=0)))[0])
+    around = float(np.sum(Passes.of(job, x).through(whole(job, x, recomputed=0))))
     limit = max(int(memory_of(job, x).verdict[0]), memory.FITS)
     loads = _affordable(job, layout, weights, around)
     if free_recompute:
@@ -139,6 +140,7 @@ def pipeline_of(job: Job, layout: Layout, *, free_recompute: bool = False) -> Pi
         options=tuple(tuple(own) for own in options),
         pieces=tuple(Piece(*(int(weight * scale) for weight in piece)) for piece in weights),
         scale=scale,
+        min_chunk=0,  # the loads say which chunks may be empty
     )
 
 
@@ -170,14 +172,14 @@ def _weighed(loads: _Loads, piece: tuple[Fraction, Fraction, Fraction]) -> Float
 
 
 def _all_loads(job: Job, layout: Layout) -> Stages:
-    """Every number of layers of both kinds that a stage can hold while every chunk holds one."""
+    """Every number of layers of both kinds that a stage can hold while every chunk holds one; the last one, with the loss, may be empty."""
     p, v, (dense, moe) = layout.pipeline_parallel, layout.virtual_pipeline, _kinds(job)
-    counts = np.arange(v, job.model.num_layers - (p - 1) * v + 1)
+    counts = np.arange(v - 1, job.model.num_layers - (p - 1) * v + 2)
+    last = int(stage_of_chunk(p, v, layout.schedule in V_SHAPED)[-1])
     first = np.arange(dense + 1)
     rank, layers, of_first = (grid.ravel() for grid in np.meshgrid(np.arange(p), counts, first, indexing="ij"))
-    possible = (of_first <= layers) & (layers - of_first <= moe)
+    possible = (of_first <= layers) & (layers - of_first <= moe) & (layers >= v - (rank == last))
     rank, layers, of_first = rank[possible], layers[possible], of_first[possible]
-    last = int(stage_of_chunk(p, v, layout.schedule in V_SHAPED)[-1])
     mtp = job.num_mtp_layers * (rank == last)
     return Stages(
         rank=rank,
@@ -229,6 +231,7 @@ def _option_columns(job: Job, layout: Layout, loads: _Loads, tick: float) -> lis
     ]
 
 
-def may_choose_recompute(x: Columns) -> np.ndarray:
-    """Layouts whose stages could each recompute another number of layers: selective recompute has no layers to choose."""
-    return np.asarray(x.recompute != SELECTIVE)
+def recomputes_all(x: Any, num_layers: int) -> Any:
+    """Whether one layout or many recompute every layer: where no framework asks for one depth, each stage may recompute fewer."""
+    depth = x.recompute_layers
+    return (depth > 0) & (depth == deepest_chunk(x, num_layers))

@@ -24,6 +24,7 @@ FORMATS = ("table", "csv", "json", "markdown")
 @request_options
 @click.option("--sort", type=click.Choice(SORTS), default="step", show_default=True, help="What is best.")
 @click.option("--top", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Rows of the shortlist.")
+@click.option("--even", is_flag=True, help="Keep the even split of layers over stages; without it uneven ones are sought.")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.option("--output", type=OutputPath(), help="Write the result there instead of printing it.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Also write the CSV for review.")
@@ -32,6 +33,7 @@ def search_command(
     scenario_word: str | None,
     sort: str,
     top: int,
+    even: bool,
     style: str,
     output: Path | None,
     csv_path: Path | None,
@@ -40,6 +42,7 @@ def search_command(
 ) -> None:
     """Search every layout of a model on a cluster and print a ranked shortlist."""
     from planner.explain import shortlist_flags
+    from planner.refine import shortlist_of
     from planner.report import formats, text
     from planner.report.everything import everything
     from planner.report.frame import shortlist_frame
@@ -61,14 +64,15 @@ def search_command(
         result = nothing.result
     if sys.stderr.isatty():  # not on standard output: the same question prints the same bytes
         click.echo(f"searched in {result.seconds:.2f} s", err=True)
-    frame = shortlist_frame(result, top)
-    findings = shortlist_flags(scenario, result.ranked.take(slice(0, min(top, MOST_FLAGGED if style in ("table", "json") else 0))))
+    shortlist = shortlist_of(result, top, uneven=sort == "step" and not even)
+    frame = shortlist_frame(scenario, shortlist)
+    findings = shortlist_flags(scenario, shortlist, MOST_FLAGGED if style in ("table", "json") else 0)
     pages: dict[str, Callable[[], Iterable[str]]] = {
         "csv": lambda: everything(result) if every else formats.csv_pieces(frame),
-        "json": lambda: [formats.json_text(result, frame, findings)],
+        "json": lambda: [formats.json_text(result, shortlist, frame, findings)],
         "markdown": lambda: [formats.markdown_text(frame)],
         "table": lambda: [
-            rendered(text.shortlist_page(result, frame, findings), to_file=output is not None)
+            rendered(text.shortlist_page(result, shortlist, frame, findings), to_file=output is not None)
             if len(result.ranked)
             else "\n".join([*text.no_layout_lines(result), ""])
         ],

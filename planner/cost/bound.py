@@ -110,8 +110,10 @@ def least_longest(job: Job, x: Columns, passes: Passes, forward: Floats, backwar
     # a single micro-batch meets every stage once, whichever layers it holds: there a layer weighs nothing
     plain, covered = (np.maximum(weight(**{kind: 1, **more}), TINY) for more in ({}, {"recomputed": 1}))
     embedding, head = weight(has_embedding=1), weight(has_head=1, **{kind: job.num_mtp_layers})
-    p = x.pipeline_parallel
-    others = job.model.num_layers - num_layers  # layers of the other kind may take up to so much of a stage's covered depth
+    others, p = job.model.num_layers - num_layers, x.pipeline_parallel
+    if others:  # a first stage of one chunk that holds an expert layer holds all dense layers, which come before it
+        embedding = embedding + (x.virtual_pipeline == 1) * others * weight(dense_layers=1)
+    # dense layers may take up to so much of a stage's covered depth
     deep = np.maximum(x.virtual_pipeline * x.recompute_layers - others, 0)
     together = np.isin(x.schedule, V_CODES)  # both ends on the first stage
     ends = np.where(together, embedding + head, embedding), np.where(together, np.inf, head)

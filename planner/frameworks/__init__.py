@@ -11,3 +11,7 @@ FRAMEWORKS: dict[str, tuple[FrameworkRule, ...]] = {
     "deepspeed": deepspeed.RULES,
 }
 """In order of preference: a layout that several accept is costed under the first one's stack."""
+
+UNEVEN = ("megatron", "torchtitan")
+"""Frameworks that take any number of layers per stage: Megatron's pipeline layout, torchtitan's module lists. DeepSpeed's
+pipeline module cuts by a rule of its own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from planner.frameworks.rule import FrameworkRule, low_precision_shapes, sharded_pipeline
@@ -17,6 +19,28 @@ def sequence_parallel_experts(x: Any, job: Job) -> Any:
 def schedules(x: Any, job: Job) -> Any:
     """Pipelines run 1F1B, interleaved or not."""
     return (x.schedule == PLAIN_1F1B) | (x.schedule == INTERLEAVED)
+
+
+def pipeline_layout(chunks: Sequence[int], num_mtp_layers: int = 0) -> str:
+    """Megatron's ``--pipeline-model-parallel-layout``: E embedding, t layer, m multi-token prediction, L loss, | between chunks.
+
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py; commas separate for the eye only.
+
+    >>> pipeline_layout([7, 8, 8, 8, 7]), pipeline_layout([2, 3, 1], 1)
+    ('Et*7|(t*8|)*3,t*7L', 'Et*2|t*3|tmL')
+    """
+
+    def decoder(layers: int) -> str:
+        return {0: "", 1: "t"}.get(layers, f"t*{layers}")
+
+    pieces = ["E" + decoder(chunks[0])]
+    for layers, run in itertools.groupby(chunks[1:-1]):
+        many = len(list(run))
+        pieces.append(f"({decoder(layers)}|)*{many}," if many > 1 else decoder(layers) + "|")
+    tail = "m" * num_mtp_layers + "L"
+    if len(chunks) == 1:
+        return pieces[0] + tail
+    return pieces[0] + "|" + "".join(pieces[1:]) + decoder(chunks[-1]) + tail
 
 
 RULES: tuple[FrameworkRule, ...] = (

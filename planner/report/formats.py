@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
+from planner.refine import Shortlist
 from planner.search import SearchResult
 from planner.units import nine_digits
 
@@ -22,8 +25,8 @@ def csv_pieces(frame: pd.DataFrame) -> Iterator[str]:
         yield piece.to_csv(index=False, header=False, lineterminator="\n", float_format="%.9g")
 
 
-def json_text(result: SearchResult, frame: pd.DataFrame, findings: list[dict[str, str]]) -> str:
-    """One object: the scenario, the books, and the layouts in rank order."""
+def json_text(result: SearchResult, shortlist: Shortlist, frame: pd.DataFrame, findings: list[dict[str, str]]) -> str:
+    """One object: the scenario, the books, what is proven, and the layouts in rank order."""
     scenario, job = result.scenario, result.scenario.job
     content: dict[str, Any] = {
         "scenario": {
@@ -41,6 +44,7 @@ def json_text(result: SearchResult, frame: pd.DataFrame, findings: list[dict[str
         "dropped": result.funnel.dropped,
         "survivors": result.funnel.survivors,
         "nearest": _nearest(result),
+        "proof": _plain(dataclasses.asdict(shortlist.proof)) if shortlist.proof else None,
         "layouts": [_plain(row) for row in frame.to_dict("records")],
     }
     for row, found in zip(content["layouts"], findings, strict=False):
@@ -58,15 +62,20 @@ def _nearest(result: SearchResult) -> dict[str, Any] | None:
 
 def _plain(row: dict[Any, Any]) -> dict[str, Any]:
     return {
-        str(key): nine_digits(value) if isinstance(value, float) else value.item() if hasattr(value, "item") else value
+        str(key): _finite(value) if isinstance(value, float) else value.item() if hasattr(value, "item") else value
         for key, value in row.items()
     }
+
+
+def _finite(value: float) -> float | None:
+    return nine_digits(value) if math.isfinite(value) else None
 
 
 MARKDOWN_COLUMNS = (
     "rank",
     "layout",
     "frameworks",
+    "layers_per_stage",
     "step_seconds",
     "tokens_per_second_per_gpu",
     "mfu",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from planner.cost import flops
 from planner.cost.memory import VERDICTS
 from planner.frameworks.legality import framework_names, framework_of, jobs_by_framework
+from planner.frameworks.megatron import pipeline_layout
+from planner.refine import Shortlist
 from planner.scenario import Job, Scenario
-from planner.search import Scored, SearchResult
+from planner.search import Scored
+from planner.split import Split
 from planner.uncertainty import band
 from planner.units import GIB, SECONDS_PER_DAY
 from solver.layout import LABEL_ORDER, WORDS, Columns, num_micro_batches
@@ -67,12 +73,26 @@ def training_days(scenario: Scenario, step_seconds: np.ndarray) -> np.ndarray:
     return steps * step_seconds / SECONDS_PER_DAY
 
 
-def shortlist_frame(result: SearchResult, top: int) -> pd.DataFrame:
-    """The first ``top`` layouts with their rank."""
-    scored = result.ranked.take(slice(0, top))
-    frame = with_bands(result.scenario, scored, layouts_frame(result.scenario, scored))
+def shortlist_frame(scenario: Scenario, shortlist: Shortlist) -> pd.DataFrame:
+    """The shortlist with ranks, bands and uneven splits."""
+    frame = with_bands(scenario, shortlist.rows, layouts_frame(scenario, shortlist.rows))
     frame.insert(0, "rank", np.arange(1, len(frame) + 1))
-    return frame
+    return frame.assign(**split_columns(scenario.job, shortlist))
+
+
+def split_columns(job: Job, shortlist: Shortlist) -> dict[str, list[Any]]:
+    """What an uneven split adds to each row; empty cells where the even split is as good."""
+
+    def column(of: Callable[[Split], Any], empty: Any = "") -> list[Any]:
+        return [of(split) if split else empty for split in shortlist.splits]
+
+    return {
+        "layers_per_stage": column(lambda split: "-".join(map(str, split.layers_per_stage))),
+        "recomputed_per_stage": column(lambda split: "-".join(map(str, split.recomputed_per_stage))),
+        "pipeline_layout": column(lambda split: pipeline_layout(split.chunks, job.num_mtp_layers)),
+        "even_step_seconds": column(lambda split: split.even_step_seconds, float("nan")),
+        "split_gap": column(lambda split: split.gap, float("nan")),
+    }
 
 
 def with_bands(scenario: Scenario, scored: Scored, frame: pd.DataFrame) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from planner import advice
 from planner.cost import parameters
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
+from planner.refine import Proof, Shortlist
 from planner.report.frame import training_days
 from planner.scenario import Scenario
 from planner.search import SearchResult, nearest_refused
@@ -62,7 +63,8 @@ def shortlist_table(frame: pd.DataFrame) -> Table:
         expert = str(row["expert_parallel"]) + (f"x{row['expert_tensor_parallel']}" if row["expert_tensor_parallel"] > 1 else "")
         cells = [
             str(row["rank"]),
-            *(str(row[a]) for a in ("tensor_parallel", "pipeline_parallel")),
+            str(row["tensor_parallel"]),
+            str(row["pipeline_parallel"]) + ("*" if row["layers_per_stage"] else ""),
             str(row["virtual_pipeline"]) + SCHEDULE_LETTER.get(str(row["schedule"]), ""),
             str(row["context_parallel"]),
             expert,
@@ -103,7 +105,7 @@ def legend(scenario: Scenario) -> str:
         f"GiB: need of the fullest stage, of {usable:.1f} usable (tensors + {stack.reserve_share:.0%} reserve + context and "
         f"communicators). fits / risk / OOM: more than {scenario.job.physics.fits_sigmas:g} standard deviations below the "
         f"limit / near it / {scenario.job.physics.oom_sigmas:g} above. Z: ZeRO stage. VP: chunks per stage "
-        "(g gpipe, z zero-bubble V, d DualPipeV). tok/s: tokens per second and GPU. com%: exposed communication. "
+        "(g gpipe, z zero-bubble V, d DualPipeV). PP *: uneven stages. tok/s: tokens per second and GPU. com%: exposed communication. "
         "in: M Megatron-LM, T torchtitan, D DeepSpeed accept it."
     )
 
@@ -127,10 +129,39 @@ def books(result: SearchResult) -> list[str]:
     return lines
 
 
-def shortlist_page(result: SearchResult, frame: pd.DataFrame, findings: list[dict[str, str]]) -> RenderableType:
+def split_lines(shortlist: Shortlist) -> list[str]:
+    """Which layouts of the shortlist have uneven stages, and what that gains; equal splits on one line."""
+    ranks: dict[str, list[int]] = {}
+    for rank, split in enumerate(shortlist.splits, start=1):
+        if split is not None:
+            counts = "-".join(map(str, split.layers_per_stage))
+            more = f", of them {'-'.join(map(str, split.recomputed_per_stage))} recomputed" if split.recomputed_per_stage else ""
+            proven = "proven best" if split.status == "optimal" else f"at most {split.gap:.1%} from the best"
+            ranks.setdefault(f"{counts} layers per stage{more}: {split.gain:.1%} faster than the even split, {proven}", []).append(rank)
+    return [f"#{ranges(own)} uneven: {words}" for words, own in ranks.items()]
+
+
+def proof_line(proof: Proof) -> str:
+    """What is proven of the first layout, in one sentence."""
+    words = [f"best of {proof.ranked:,} layouts by the model"]
+    if proof.runner_up == proof.runner_up:
+        words.append(f"next best {proof.runner_up:.2%} slower")
+    if proof.split:
+        words.append(f"best uneven split proven for {proof.proven:,} of {proof.split:,} sought")
+    if proof.open:
+        words.append(f"{proof.open:,} others were not split, and a split of theirs could overtake by at most {proof.open_gain:.1%} (bound)")
+    else:
+        words.append("no split of the others can overtake (bound)")
+    return "; ".join(words)
+
+
+def shortlist_page(result: SearchResult, shortlist: Shortlist, frame: pd.DataFrame, findings: list[dict[str, str]]) -> RenderableType:
     """The whole answer to a search."""
     parts: list[RenderableType] = [Text(scenario_line(result.scenario)), Text("")]
     parts.append(shortlist_table(frame))
+    parts += [Text(line) for line in split_lines(shortlist)]
+    if shortlist.proof:
+        parts.append(Text(proof_line(shortlist.proof)))
     if "step_seconds_low" in frame:
         parts.append(Text(band_line(frame)))
     parts.append(Text(legend(result.scenario), style="dim"))

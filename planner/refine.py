@@ -1,0 +1,173 @@
+"""The shortlist with the best uneven split of every layout, and what is proven of it: what leads, and that nothing overtakes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.arrays import Floats
+from planner.cost.bound import least_step_seconds
+from planner.frameworks import FRAMEWORKS, UNEVEN
+from planner.frameworks.legality import NO_STACK, jobs_by_framework
+from planner.rank import order
+from planner.scenario import Job, Scenario
+from planner.search import PIECE, Scored, SearchResult
+from planner.split import WORTHWHILE, Split, best_split, recomputes_all, with_split
+from solver.layout import Ints
+
+MOST_SPLITS = 50
+"""Layouts of the shortlist that are split, and as many again to prove that none overtakes: a limit that no clock moves."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known of the first layout of a shortlist."""
+
+    ranked: int
+    """Layouts that the search ranked under the even split."""
+    runner_up: float
+    """Share by which the second layout's step is longer; nan where there is none."""
+    split: int
+    """Layouts whose best split was sought."""
+    proven: int
+    """Of them those for which it was proven best."""
+    open: int
+    """Layouts that were not split although their bound does not exclude that a split of theirs leads."""
+    open_gain: float
+    """By which share of the first layout's step a split of theirs could be faster at most; 0 if there are none."""
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """The best layouts, first first, each with its uneven split where that is better than the even one."""
+
+    rows: Scored
+    splits: tuple[Split | None, ...]
+    proof: Proof | None = None
+    """None where nothing was proven: the order is not by step time, or splitting was turned off."""
+
+    def job(self, scenario: Scenario, row: int) -> Job:
+        """The job under the stack of one row, with its split."""
+        own, split = jobs_by_framework(scenario)[int(self.rows.stack[row])], self.splits[row]
+        return own if split is None else with_split(own, split.layers_per_stage, split.recomputed_per_stage)
+
+
+def shortlist_of(result: SearchResult, top: int, *, uneven: bool) -> Shortlist:
+    """The first ``top`` layouts of a search, under their best splits or all under the even one."""
+    return refined(result, top) if uneven and len(result.ranked) else evenly(result, top)
+
+
+def evenly(result: SearchResult, top: int) -> Shortlist:
+    """The first layouts of a search as they are."""
+    rows = result.ranked.take(slice(0, top))
+    return Shortlist(rows, (None,) * len(rows))
+
+
+def refined(result: SearchResult, top: int) -> Shortlist:
+    """The first layouts of a search by step time, split as well as can be, and any others that could overtake them.
+
+    Layouts of the shortlist are split first. Then, in the order of their bounds, those whose bound lies below the best
+    step so far: a bound above it excludes that any split of theirs leads.
+    """
+    scenario, ranked = result.scenario, result.ranked
+    found = _Refinement(scenario, ranked)
+    found.split(np.arange(min(top, MOST_SPLITS, len(ranked))))
+    candidates = np.argsort(found.bounds, kind="stable")
+    for row in candidates[:MOST_SPLITS]:
+        if found.bounds[row] >= found.best_step:
+            break
+        found.split([int(row)])
+    kept = np.unique(np.concatenate([np.arange(min(top + len(found.splits), len(ranked))), np.array(sorted(found.splits), dtype=np.int64)]))
+    rows = found.rows(kept)
+    first = order(scenario, rows)[:top]
+    rows = rows.take(first)
+    splits = tuple(found.splits.get(int(kept[row])) for row in first)
+    return Shortlist(rows, splits, found.proof(rows))
+
+
+class _Refinement:
+    """The layouts of a search whose splits were sought so far."""
+
+    def __init__(self, scenario: Scenario, ranked: Scored) -> None:
+        self.scenario, self.ranked = scenario, ranked
+        self.jobs = jobs_by_framework(scenario)
+        self.splittable = can_split(ranked)
+        self.bounds = np.where(self.splittable, bounds(scenario, ranked, self.splittable), np.inf)
+        self.splits: dict[int, Split] = {}
+        self.sought: set[int] = set()
+        self.proven = 0
+        self.best_step = float(ranked.step_seconds[0]) if len(ranked) else np.inf
+
+    def split(self, rows: Ints | list[int]) -> None:
+        """Seek the best splits of some rows."""
+        for row in rows:
+            if not self.splittable[row] or int(row) in self.sought:
+                continue
+            self.sought.add(int(row))
+            if self.bounds[row] >= self.ranked.step_seconds[row] * (1.0 - WORTHWHILE):
+                self.proven += 1  # by the bound alone: no split gains what would make it worth while
+                continue
+            job, layout = self.jobs[int(self.ranked.stack[row])], self.ranked.layouts.layout(int(row))
+            free = int(self.ranked.stack[row]) == NO_STACK and recomputes_all(layout, job.model.num_layers)
+            split, status = best_split(job, layout, free_recompute=bool(free))
+            self.proven += status in ("optimal", "infeasible")
+            if split is not None:
+                self.splits[int(row)] = split
+                if split.verdict <= int(self.ranked.verdict[0]):
+                    self.best_step = min(self.best_step, float(split.step.total[0]))
+
+    def rows(self, kept: Ints) -> Scored:
+        """Rows of the search with their splits' estimates in place of the even ones; frameworks that refuse splits taken out."""
+        rows = self.ranked.take(kept)
+        columns = {f.name: getattr(rows, f.name).copy() for f in dataclasses.fields(Scored) if f.name != "layouts"}
+        uneven = sum(1 << number for number, name in enumerate(FRAMEWORKS) if name in UNEVEN)
+        for place, row in enumerate(kept):
+            split = self.splits.get(int(row))
+            if split is None:
+                continue
+            columns["frameworks"][place] &= uneven
+            columns["need_bytes"][place], columns["verdict"][place] = split.need_bytes, split.verdict
+            columns["step_seconds"][place] = split.step.total[0]
+            columns["bubble_seconds"][place] = split.step.bubble[0]
+            columns["exposed_seconds"][place] = split.step.exposed_communication[0]
+        return Scored(rows.layouts, **columns)
+
+    def proof(self, rows: Scored) -> Proof:
+        """What is known of the first of the final rows."""
+        best = float(rows.step_seconds[0]) if len(rows) else np.inf
+        unsought = np.ones(len(self.ranked), dtype=bool)
+        unsought[list(self.sought)] = False
+        gap = float(rows.step_seconds[1] / best - 1.0) if len(rows) > 1 else float("nan")
+        open_bounds = self.bounds[unsought & self.splittable & (self.bounds < best)]
+        gain = 1.0 - float(open_bounds.min(initial=best)) / best
+        return Proof(len(self.ranked), gap, len(self.sought), self.proven, len(open_bounds), gain)
+
+
+def can_split(scored: Scored) -> np.ndarray:
+    """Layouts with a pipeline that a framework of the uneven kind, or the physical rules alone, would run."""
+    number = np.array([name in UNEVEN for name in FRAMEWORKS] + [True])  # the last is NO_STACK
+    return np.asarray((scored.layouts.pipeline_parallel > 1) & number[scored.stack])
+
+
+def bounds(scenario: Scenario, scored: Scored, wanted: np.ndarray) -> Floats:
+    """The proven lower bound on the step of each wanted layout under any split; the others stay infinite.
+
+    Where stages may choose what they recompute, the bound without any recompute holds.
+    """
+    found = np.full(len(scored), np.inf)
+    for number, job in jobs_by_framework(scenario).items():
+        for rows in _pieces(np.flatnonzero(wanted & (scored.stack == number))):
+            x = scored.layouts.take(rows)
+            if number == NO_STACK:
+                free = recomputes_all(x, job.model.num_layers)
+                x = dataclasses.replace(x, recompute_layers=np.where(free, 0, x.recompute_layers))
+            found[rows] = least_step_seconds(job, x)
+    return found
+
+
+def _pieces(rows: Ints) -> Iterator[Ints]:
+    for start in range(0, len(rows), PIECE):
+        yield rows[start : start + PIECE]
