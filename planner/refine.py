@@ -18,8 +18,11 @@ from planner.search import PIECE, Scored, SearchResult
 from planner.split import WORTHWHILE, Split, best_split, recomputes_all, with_split
 from solver.layout import Ints
 
-MOST_SPLITS = 50
-"""Layouts of the shortlist that are split, and as many again to prove that none overtakes: a limit that no clock moves."""
+MOST_SPLIT = 50
+"""Layouts of a shortlist that are split."""
+
+MOST_RIVALS = 24
+"""Layouts beyond it that are split to show that none overtakes, unless a proof is asked for: a limit that no clock moves."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ class Shortlist:
         return own if split is None else with_split(own, split.layers_per_stage, split.recomputed_per_stage)
 
 
-def shortlist_of(result: SearchResult, top: int, *, uneven: bool) -> Shortlist:
+def shortlist_of(result: SearchResult, top: int, *, uneven: bool, prove: bool = False) -> Shortlist:
     """The first ``top`` layouts of a search, under their best splits or all under the even one."""
-    return refined(result, top) if uneven and len(result.ranked) else evenly(result, top)
+    return refined(result, top, prove=prove) if uneven and len(result.ranked) else evenly(result, top)
 
 
 def evenly(result: SearchResult, top: int) -> Shortlist:
@@ -66,17 +69,17 @@ def evenly(result: SearchResult, top: int) -> Shortlist:
     return Shortlist(rows, (None,) * len(rows))
 
 
-def refined(result: SearchResult, top: int) -> Shortlist:
+def refined(result: SearchResult, top: int, *, prove: bool = False) -> Shortlist:
     """The first layouts of a search by step time, split as well as can be, and any others that could overtake them.
 
     Layouts of the shortlist are split first. Then, in the order of their bounds, those whose bound lies below the best
-    step so far: a bound above it excludes that any split of theirs leads.
+    step so far: a bound above it excludes that any split of theirs leads. ``prove``: all of those, not the first few.
     """
     scenario, ranked = result.scenario, result.ranked
     found = _Refinement(scenario, ranked)
-    found.split(np.arange(min(top, MOST_SPLITS, len(ranked))))
+    found.split(np.arange(min(top, MOST_SPLIT, len(ranked))))
     candidates = np.argsort(found.bounds, kind="stable")
-    for row in candidates[:MOST_SPLITS]:
+    for row in candidates if prove else candidates[:MOST_RIVALS]:
         if found.bounds[row] >= found.best_step:
             break
         found.split([int(row)])
@@ -112,7 +115,7 @@ class _Refinement:
                 continue
             job, layout = self.jobs[int(self.ranked.stack[row])], self.ranked.layouts.layout(int(row))
             free = int(self.ranked.stack[row]) == NO_STACK and recomputes_all(layout, job.model.num_layers)
-            split, status = best_split(job, layout, free_recompute=bool(free))
+            split, status = best_split(job, layout, even_step_seconds=float(self.ranked.step_seconds[row]), free_recompute=bool(free))
             self.proven += status in ("optimal", "infeasible")
             if split is not None:
                 self.splits[int(row)] = split

@@ -15,7 +15,7 @@ from planner.cost.arrays import Floats
 from planner.cost.bound import linear_fills, whole
 from planner.cost.estimate import memory_of, time_of
 from planner.cost.passes import Passes
-from planner.cost.stages import Stages, all_stages, recomputed_layers, stage_of_chunk
+from planner.cost.stages import Stages, all_stages, joined, recomputed_layers, stage_of_chunk
 from planner.cost.step import StepSeconds
 from planner.scenario import Job
 from solver import partition
@@ -57,7 +57,9 @@ class Split:
         return 1.0 - float(self.step.total[0]) / self.even_step_seconds
 
 
-def best_split(job: Job, layout: Layout, *, free_recompute: bool = False, seconds: float = 2.0) -> tuple[Split | None, str]:
+def best_split(
+    job: Job, layout: Layout, *, even_step_seconds: float, free_recompute: bool = False, seconds: float = 2.0
+) -> tuple[Split | None, str]:
     """The split with the shortest pipeline time among those that need no more than the verdict of the even one allows.
 
     The split is None where the even one is as good; the second value is the solver's status, which says how far that is
@@ -71,7 +73,7 @@ def best_split(job: Job, layout: Layout, *, free_recompute: bool = False, second
     recomputed = found.recomputed if free_recompute else ()
     if found.layers == even and not free_recompute:
         return None, found.status
-    split = costed(job, layout, found, recomputed)
+    split = costed(job, layout, found, recomputed, even_step_seconds)
     return (split, found.status) if split.gain > WORTHWHILE else (None, found.status)
 
 
@@ -80,7 +82,7 @@ def with_split(job: Job, layers: tuple[int, ...], recomputed: tuple[int, ...] = 
     return dataclasses.replace(job, layers_per_stage=layers, recomputed_per_stage=recomputed)
 
 
-def costed(job: Job, layout: Layout, found: Partition, recomputed: tuple[int, ...]) -> Split:
+def costed(job: Job, layout: Layout, found: Partition, recomputed: tuple[int, ...], even_step_seconds: float) -> Split:
     """The solver's split under the whole cost model, beside the even one."""
     x, uneven = columns_of([layout]), with_split(job, found.layers, recomputed)
     own = memory_of(uneven, x)
@@ -91,7 +93,7 @@ def costed(job: Job, layout: Layout, found: Partition, recomputed: tuple[int, ..
         status=found.status,
         gap=found.gap,
         step=time_of(uneven, x),
-        even_step_seconds=float(time_of(job, x).total[0]),
+        even_step_seconds=even_step_seconds,
         need_bytes=float(own.need_bytes[0]),
         verdict=int(own.verdict[0]),
     )
@@ -119,11 +121,9 @@ class _Loads:
 
 def pipeline_of(job: Job, layout: Layout, *, free_recompute: bool = False) -> Pipeline:
     """The solver's problem: per stage the loads that fit, their times in its unit, the pieces of the step."""
-    p, v, x = layout.pipeline_parallel, layout.virtual_pipeline, columns_of([layout])
+    p, v = layout.pipeline_parallel, layout.virtual_pipeline
     weights, scale = _pieces(job, layout)
-    around = float(np.sum(Passes.of(job, x).through(whole(job, x, recomputed=0))))
-    limit = max(int(memory_of(job, x).verdict[0]), memory.FITS)
-    loads = _affordable(job, layout, weights, around)
+    loads, limit = _affordable(job, layout, weights)
     if free_recompute:
         loads = _loads(job, layout, _any_recompute(loads.stages))
     loads = loads.take(np.flatnonzero(loads.verdict <= limit))
@@ -157,14 +157,17 @@ def _pieces(job: Job, layout: Layout) -> tuple[list[tuple[Fraction, Fraction, Fr
     return pieces, math.lcm(*(weight.denominator for piece in pieces for weight in piece))
 
 
-def _affordable(job: Job, layout: Layout, weights: list[tuple[Fraction, Fraction, Fraction]], around: float) -> _Loads:
-    """The loads that do not alone make the step longer than the even split is."""
-    even = _loads(job, layout, all_stages(job, layout.pipeline_parallel, layout.virtual_pipeline, layout.schedule in V_SHAPED))
-    through_all = float(even.forward.sum() + even.backward.sum())
+def _affordable(job: Job, layout: Layout, weights: list[tuple[Fraction, Fraction, Fraction]]) -> tuple[_Loads, int]:
+    """The loads that do not alone make the step longer than the even split is, and the worst verdict of the even split."""
+    even_stages = all_stages(job, layout.pipeline_parallel, layout.virtual_pipeline, layout.schedule in V_SHAPED)
+    model = whole(job, columns_of([layout]), recomputed=0)
+    together = _loads(job, layout, joined([even_stages, model, _all_loads(job, layout)]))  # one call of the cost model
+    p = layout.pipeline_parallel
+    even, every, loads = (together.take(np.arange(*span)) for span in ((0, p), (p, p + 1), (p + 1, len(together.forward))))
+    through_all, around = (float(np.sum(part.forward + part.backward)) for part in (even, every))
     most = max(float(_weighed(even, piece).max()) + float(piece[2]) * through_all for piece in weights)
-    loads = _loads(job, layout, _all_loads(job, layout))
     longest = np.max([_weighed(loads, piece) + float(piece[2]) * around for piece in weights], axis=0)
-    return loads.take(np.flatnonzero(longest <= most * (1.0 + ROUNDING)))
+    return loads.take(np.flatnonzero(longest <= most * (1.0 + ROUNDING))), int(even.verdict.max())
 
 
 def _weighed(loads: _Loads, piece: tuple[Fraction, Fraction, Fraction]) -> Floats:

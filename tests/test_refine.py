@@ -29,14 +29,14 @@ def test_no_split_of_any_layout_leads_where_the_proof_is_closed(framework: str) 
     pins = {"pipeline_parallel": (2, 4, 8), "micro_batch_size": (1, 2), "zero_stage": (1,), "tensor_parallel": (1, 2)}
     pins |= {"schedule": ("1f1b", "interleaved_1f1b")}
     scenario, result = searched(framework=framework, recompute=("none",), **pins)
-    shortlist = refined(result, 5)
+    shortlist = refined(result, 5, prove=True)
     assert shortlist.proof is not None and shortlist.proof.open == 0 and shortlist.proof.ranked == len(result.ranked)
     best = float(shortlist.rows.step_seconds[0])
     jobs, splittable = jobs_by_framework(scenario), can_split(result.ranked)
     for row in range(len(result.ranked)):
         seconds = float(result.ranked.step_seconds[row])
         if splittable[row]:
-            split, _ = best_split(jobs[int(result.ranked.stack[row])], result.ranked.layouts.layout(row))
+            split, _ = best_split(jobs[int(result.ranked.stack[row])], result.ranked.layouts.layout(row), even_step_seconds=seconds)
             seconds = min(seconds, float(split.step.total[0]) if split else seconds)
         if result.ranked.verdict[row] == 0:
             assert best <= seconds * (1 + 2e-3), result.ranked.layouts.layout(row).label

@@ -40,6 +40,11 @@ def small(layers: int, vocab: int, label: str, **wishes: Any) -> tuple[Job, Layo
     return scenario.job_in("megatron"), complete_layout(scenario, label)
 
 
+def step_seconds(job: Job, layout: Layout) -> float:
+    """Seconds of a step."""
+    return float(time_of(job, columns_of([layout])).total[0])
+
+
 def pipeline_seconds(job: Job, layout: Layout) -> float:
     """What the split decides of a step: all but gradients and optimizer."""
     step = time_of(job, columns_of([layout]))
@@ -128,7 +133,7 @@ def unrolled(layout: str) -> str:
 
 def test_a_heavy_head_takes_layers_from_its_stage_and_the_gain_is_stated() -> None:
     job, layout = question(*GLM)
-    split, status = best_split(job, layout)
+    split, status = best_split(job, layout, even_step_seconds=step_seconds(job, layout))
     assert split is not None and status == split.status == "optimal" and split.gap == 0.0
     assert split.layers_per_stage == (13, 12, 12, 9)
     uneven, even = (time_of(j, columns_of([layout])).total[0] for j in (with_split(job, split.layers_per_stage), job))
@@ -137,12 +142,12 @@ def test_a_heavy_head_takes_layers_from_its_stage_and_the_gain_is_stated() -> No
 
 def test_where_the_even_split_is_best_there_is_no_other() -> None:
     job, layout = small(16, 1000, "pp4-dp2-zero1-mb1")
-    assert best_split(job, layout) == (None, "optimal")
+    assert best_split(job, layout, even_step_seconds=step_seconds(job, layout)) == (None, "optimal")
 
 
 def test_64_stages_are_proven_optimal() -> None:
     job, layout = question("405b", 4096, "h100-sxm-80gb", "pp64-dp64-zero1-mb1-full")
-    assert best_split(job, layout)[1] == "optimal"
+    assert best_split(job, layout, even_step_seconds=step_seconds(job, layout))[1] == "optimal"
 
 
 @pytest.mark.parametrize("share", [0.7, 0.85, 1.0, 1.2])
@@ -150,7 +155,7 @@ def test_a_split_never_needs_more_than_the_verdict_of_the_even_one_allows(share:
     roomy, layout = small(16, 512000, "pp4-dp2-zero1-mb1")
     x = columns_of([layout])
     job = with_memory(roomy, share * float(memory_of(roomy, x).need_bytes[0]))
-    split, _ = best_split(job, layout)
+    split, _ = best_split(job, layout, even_step_seconds=step_seconds(job, layout))
     if split is not None:
         assert split.verdict <= memory_of(job, x).verdict[0]
         assert split.verdict == memory_of(with_split(job, split.layers_per_stage), x).verdict[0]

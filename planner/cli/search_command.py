@@ -25,6 +25,7 @@ FORMATS = ("table", "csv", "json", "markdown")
 @click.option("--sort", type=click.Choice(SORTS), default="step", show_default=True, help="What is best.")
 @click.option("--top", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Rows of the shortlist.")
 @click.option("--even", is_flag=True, help="Keep the even split of layers over stages; without it uneven ones are sought.")
+@click.option("--prove", is_flag=True, help="Split every layout that could overtake the first one, however many there are.")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.option("--output", type=OutputPath(), help="Write the result there instead of printing it.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Also write the CSV for review.")
@@ -34,6 +35,7 @@ def search_command(
     sort: str,
     top: int,
     even: bool,
+    prove: bool,
     style: str,
     output: Path | None,
     csv_path: Path | None,
@@ -64,7 +66,7 @@ def search_command(
         result = nothing.result
     if sys.stderr.isatty():  # not on standard output: the same question prints the same bytes
         click.echo(f"searched in {result.seconds:.2f} s", err=True)
-    shortlist = shortlist_of(result, top, uneven=sort == "step" and not even)
+    shortlist = shortlist_of(result, top, uneven=sort == "step" and not even, prove=prove)
     frame = shortlist_frame(scenario, shortlist)
     findings = shortlist_flags(scenario, shortlist, MOST_FLAGGED if style in ("table", "json") else 0)
     pages: dict[str, Callable[[], Iterable[str]]] = {

@@ -16,8 +16,8 @@ from planner.cost.step import between_seconds, boundary_seconds, fills_of, gradi
 from planner.scenario import Job
 from solver.layout import SCHEDULES, V_CODES, Columns, Ints, num_micro_batches
 
-HALVINGS = 40
-"""Of the interval that holds the least longest stage: enough for nine digits."""
+HALVINGS = 26
+"""Of the interval that holds the least longest stage: enough for seven digits, and its lower end is a bound at any."""
 
 PLAIN_FILLS = [code for code, name in enumerate(SCHEDULES) if not SCHEDULE_TABLE[name].residue]
 """Schedules whose fill is what is left of the way around."""

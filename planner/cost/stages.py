@@ -70,6 +70,11 @@ class Stages:
         return Stages(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
+def joined(parts: list[Stages]) -> Stages:
+    """Stages one after another."""
+    return Stages(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Stages)))
+
+
 def all_stages(job: Job, pipeline: int, per_stage: int, v_shaped: bool) -> Stages:
     """Every stage of one pipeline, first stage first: arrays of shape (pipeline,). A stated split wins over the even one."""
     sizes = chunk_sizes(job.model.num_layers, pipeline * per_stage)
