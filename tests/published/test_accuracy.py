@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
+import numpy as np
 import pytest
 
+from planner.uncertainty import RESIDUALS
 from planner.validate import SHIPPED, Prediction, predict, read_rows, report, runs_of
+from tests.published.fit import family_median
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +28,19 @@ def found(predictions: list[Prediction]) -> dict[str, Any]:
 
 
 AT_MOST = {
-    ("step_time", "family_median"): 0.055,
-    ("step_time", "row_median"): 0.054,
-    ("memory", "family_median"): 0.047,
-    ("memory_allocated", "family_median"): 0.033,
-    ("ranking", "mean_regret"): 0.025,
-    ("verdict", "false_fits"): 16,
-    ("verdict", "false_ooms"): 62,
+    ("step_time", "family_median"): 0.049,
+    ("step_time", "row_median"): 0.052,
+    ("memory", "family_median"): 0.046,
+    ("memory_allocated", "family_median"): 0.032,
+    ("ranking", "mean_regret"): 0.0225,
+    ("verdict", "false_fits"): 14,
+    ("verdict", "false_ooms"): 60,
 }
 AT_LEAST = {
     ("step_time", "rows"): 1574,
     ("memory", "rows"): 304,
-    ("ranking", "kendall_tau"): 0.79,
-    ("verdict", "accuracy"): 0.963,
+    ("ranking", "kendall_tau"): 0.80,
+    ("verdict", "accuracy"): 0.964,
 }
 
 
@@ -51,7 +55,7 @@ def test_the_figure_is_no_lower_than_stated(found: dict[str, Any], key: tuple[st
 
 
 def test_no_large_family_is_far_off(found: dict[str, Any]) -> None:
-    assert found["step_time"]["worst_family"]["median"] <= 0.135
+    assert found["step_time"]["worst_family"]["median"] <= 0.125
 
 
 def test_the_80_percent_band_holds_about_80_percent(found: dict[str, Any]) -> None:
@@ -69,10 +73,20 @@ def of_family(predictions: list[Prediction], family: str) -> list[Prediction]:
     return [p for p in predictions if p.run.family == family and p.run.step_seconds > 0]
 
 
-def test_the_korthikanti_models_are_within_6_percent_with_and_without_recompute(predictions: list[Prediction]) -> None:
+def test_the_korthikanti_models_are_within_5_percent_with_and_without_recompute(predictions: list[Prediction]) -> None:
     errors = {p.run.id: abs(p.step_error) for p in of_family(predictions, "korthikanti22")}
-    assert len(errors) == 9 and max(errors.values()) < 0.06
-    assert sum(error < 0.05 for error in errors.values()) >= 8
+    assert len(errors) == 9 and max(errors.values()) < 0.05
+
+
+def test_the_multi_node_rows_of_vtrain_are_within_6_percent_in_the_median(found: dict[str, Any]) -> None:
+    assert found["step_time"]["families"]["vtrain-multi"]["median"] < 0.06
+
+
+def test_sources_left_out_of_the_fit_are_within_8_percent_in_the_median() -> None:
+    with RESIDUALS.open(newline="", encoding="utf-8") as file:  # of fits that never saw the source, written by renew.py
+        rows = list(csv.DictReader(file))
+    families = np.array([row["family"] for row in rows])
+    assert family_median(families, np.array([float(row["log_error"]) for row in rows])) < 0.078
 
 
 def test_simumax_b200_rows_are_within_6_percent_in_time_and_1_in_memory(found: dict[str, Any]) -> None:
