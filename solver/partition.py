@@ -316,11 +316,11 @@ def _hold_the_model(model: cp_model.CpModel, pipeline: Pipeline, groups: Sequenc
         of_end: list[list[cp_model.IntVar]] = [[] for _ in ends]
         for option, count in zip(group.options, group.counts, strict=True):
             chunks = _kind_0_ends(pipeline, group.stages[0], option.layers, first_chunks).get(option.first, [])
-            model.add(count <= len(group.stages) * sum(ends[chunk] for chunk in chunks))
+            model.add(count <= len(group.stages) * sum(ends[chunk] for chunk in chunks))  # implied by what follows, yet quicker
             for chunk in chunks:
                 of_end[chunk].append(count)
         for end, counts in zip(ends, of_end, strict=True):
-            model.add(sum(counts) >= end)  # implied, yet it shows the solver what an end leaves
+            model.add(sum(counts) >= len(group.stages) * end)
 
 
 def _kind_0_ends(pipeline: Pipeline, stage: int, layers: int, first_chunks: int) -> dict[int, list[int]]:
@@ -385,7 +385,7 @@ def _hint(model: cp_model.CpModel, groups: Iterable[_Group], options: Sequence[t
 
 
 def _split_into(pipeline: Pipeline, options: Sequence[tuple[Option, ...]], layers: Sequence[int]) -> tuple[Option, ...] | None:
-    """A split into ``layers`` per stage if the options allow one; where several do, all stages choose by the same weight."""
+    """A split into ``layers`` per stage if the options allow one; where several do, all stages choose by the weight that serves best."""
     if len(layers) != pipeline.num_stages or sum(layers) != sum(pipeline.layer_kinds):
         return None
     loads = [(first, count - first) for first, count in zip(first_layers(pipeline, layers), layers, strict=True)]

@@ -139,3 +139,4 @@ def test_a_stated_split_wins_over_the_even_one() -> None:
     stated = dataclasses.replace(job, layers_per_stage=(2, 8, 8, 4))
     assert all_stages(stated, 4, 1, False).layers.tolist() == [2, 8, 8, 4]
     assert all_stages(stated, 2, 1, False).layers.tolist() == [11, 11]
+    assert all_stages(stated, 4, 2, False).layers.tolist() == all_stages(stated, 4, 2, True).layers.tolist() == [2, 8, 8, 4]

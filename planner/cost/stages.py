@@ -79,8 +79,8 @@ def all_stages(job: Job, pipeline: int, per_stage: int, v_shaped: bool) -> Stage
     """Every stage of one pipeline, first stage first: arrays of shape (pipeline,). A stated split wins over the even one."""
     sizes = chunk_sizes(job.model.num_layers, pipeline * per_stage)
     if len(job.layers_per_stage) == pipeline:
-        of_stage = [chunk_sizes(count, per_stage) for count in job.layers_per_stage]
-        sizes = np.stack(of_stage, axis=1).ravel()
+        of_stage = [iter(chunk_sizes(count, per_stage)) for count in job.layers_per_stage]
+        sizes = np.array([next(of_stage[stage]) for stage in stage_of_chunk(pipeline, per_stage, v_shaped)])
     stages = split_stages(job.model, sizes, stage_of_chunk(pipeline, per_stage, v_shaped), job.num_mtp_layers)
     if len(job.recomputed_per_stage) == pipeline:
         stages = replace(stages, recomputed=np.array(job.recomputed_per_stage, dtype=np.int64))
