@@ -16,7 +16,7 @@ from planner.cost.stages import Stages, all_stages
 from planner.cost.step import StepSeconds
 from planner.errors import InputError, nearest
 from planner.frameworks import FRAMEWORKS
-from planner.frameworks.legality import assign, broken, framework_names, jobs_by_framework
+from planner.frameworks.legality import assign, broken, framework_names, framework_of, jobs_by_framework
 from planner.refine import Shortlist
 from planner.report.frame import mfu
 from planner.scenario import Job, Scenario
@@ -92,8 +92,9 @@ class Explanation:
 
     @property
     def legal(self) -> bool:
-        """Whether solver and the chosen frameworks accept it."""
-        return not self.broken_rules and (bool(self.accepted_by) or self.scenario.choices.framework == "none")
+        """Whether the solver's rules hold and a framework that the search may use accepts it."""
+        in_play = {framework_of(number) for number in jobs_by_framework(self.scenario)}
+        return not self.broken_rules and ("none" in in_play or bool(in_play & set(self.accepted_by)))
 
     @property
     def mfu(self) -> float:

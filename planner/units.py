@@ -45,3 +45,21 @@ def base_unit(key: str) -> tuple[str, float]:
             replacement, factor = SUFFIXES[suffix]
             return key.removesuffix(suffix) + replacement, factor
     return key, 1.0
+
+
+def three(value: float) -> str:
+    """A number in three digits, without an exponent for large ones.
+
+    >>> three(0.123456), three(21.44), three(12345.6)
+    ('0.123', '21.4', '12,346')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def four(value: float) -> str:
+    """A number in four digits, without an exponent for large ones.
+
+    >>> four(2.65464), four(123456.7)
+    ('2.655', '123,457')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -84,3 +84,9 @@ def test_json_ledger_has_all_parts_and_sums(command: Callable[..., object]) -> N
     assert sum(ledger["step_parts"].values()) == pytest.approx(ledger["step_seconds"], rel=1e-6)
     assert len(ledger["stages"]) == 4
     assert ledger["verdict"] == "fits"
+
+
+def test_a_layout_that_only_another_framework_accepts_is_not_legal() -> None:
+    scenario = make_scenario(Request(model="70b", num_gpus=64, framework="megatron"))
+    found = explain(scenario, complete_layout(scenario, "tp8-pp4-zero3"))
+    assert found.accepted_by and "megatron" not in found.accepted_by and not found.legal

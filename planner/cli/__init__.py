@@ -7,10 +7,12 @@ from typing import NoReturn
 import click
 
 from planner.cli.accuracy_commands import calibrate, validate
+from planner.cli.diff_command import diff
 from planner.cli.explain_command import explain
 from planner.cli.list_command import list_command
 from planner.cli.options import CONTEXT
 from planner.cli.search_command import search_command
+from planner.cli.sensitivity_command import sensitivity
 from planner.cli.terminal import run
 
 
@@ -20,7 +22,7 @@ def planner() -> None:
     """Finds the fastest parallel layout for training a large language model: every one, proven, explained."""
 
 
-for command in (search_command, explain, validate, calibrate, list_command):
+for command in (search_command, explain, diff, sensitivity, validate, calibrate, list_command):
     planner.add_command(command)
 
 
