@@ -12,6 +12,8 @@ import pytest
 from planner.cost import memory
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, complete_layout, explain
 from planner.report.frame import layouts_frame
+from planner.report.text import illegal_lines
+from planner.request import Request, make_scenario
 from planner.scenario import Scenario
 from planner.search import search
 from solver.layout import Layout
@@ -90,3 +92,4 @@ def test_a_layout_that_only_another_framework_accepts_is_not_legal() -> None:
     scenario = make_scenario(Request(model="70b", num_gpus=64, framework="megatron"))
     found = explain(scenario, complete_layout(scenario, "tp8-pp4-zero3"))
     assert found.accepted_by and "megatron" not in found.accepted_by and not found.legal
+    assert any(line.startswith("megatron refuses it by") for line in illegal_lines(found))

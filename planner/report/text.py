@@ -211,7 +211,7 @@ def no_layout_lines(result: SearchResult) -> list[str]:
         usable = result.scenario.job.gpu.memory_bytes
         need = result.nearest.need_bytes
         lines.append(
-            f"nearest: {result.nearest.layout.label} needs {need / GIB:.1f} GiB of {usable / GIB:.1f} usable: "
+            f"nearest: {result.nearest.layout.label}, {need / GIB:.1f} of {usable / GIB:.1f} GiB: "
             f"{(need - usable) / GIB:.1f} GiB too much"
         )
     else:
@@ -229,7 +229,7 @@ def illegal_lines(found: Explanation) -> list[str]:
         if values and len(values) <= 64:
             words = [WORDS[axis][value] if axis in WORDS else str(value) for value in values]
             lines.append(f"  legal {axis}, all else kept: {', '.join(words)}")
-    if not found.accepted_by and found.scenario.choices.framework != "none":
+    if not found.legal and not found.broken_rules:
         for framework, rules in found.refused_by.items():
             lines += [f"{framework} refuses it by {rule}" for rule in rules]
     return lines
