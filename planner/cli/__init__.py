@@ -14,6 +14,7 @@ from planner.cli.options import CONTEXT
 from planner.cli.search_command import search_command
 from planner.cli.sensitivity_command import sensitivity
 from planner.cli.terminal import run
+from planner.cli.why_command import why
 
 
 @click.group(context_settings=CONTEXT)
@@ -22,7 +23,7 @@ def planner() -> None:
     """Finds the fastest parallel layout for training a large language model: every one, proven, explained."""
 
 
-for command in (search_command, explain, diff, sensitivity, validate, calibrate, list_command):
+for command in (search_command, explain, why, diff, sensitivity, validate, calibrate, list_command):
     planner.add_command(command)
 
 

@@ -11,6 +11,7 @@ import click
 
 from planner.cli.options import CONTEXT, OutputPath, request_options, scenario_of
 from planner.cli.terminal import emit, progress_bar, rendered
+from planner.cli.why_command import working
 from planner.errors import InputError, NoLayoutFits
 from planner.scenario import SORTS
 
@@ -26,6 +27,7 @@ FORMATS = ("table", "csv", "json", "markdown")
 @click.option("--top", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Rows of the shortlist.")
 @click.option("--even", is_flag=True, help="Keep the even split of layers over stages; without it uneven ones are sought.")
 @click.option("--prove", is_flag=True, help="Split every layout that could overtake the first one, however many there are.")
+@click.option("--draws", type=click.IntRange(0, 100_000), default=1000, show_default=True, help="Of the model's uncertainty; 0 = none.")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.option("--output", type=OutputPath(), help="Write the result there instead of printing it.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Also write the CSV for review.")
@@ -36,6 +38,7 @@ def search_command(
     top: int,
     even: bool,
     prove: bool,
+    draws: int,
     style: str,
     output: Path | None,
     csv_path: Path | None,
@@ -48,8 +51,11 @@ def search_command(
     from planner.report import formats, text
     from planner.report.everything import everything
     from planner.report.frame import shortlist_frame
+    from planner.report.why_text import diagnosed, why_page
     from planner.report.write import check_writable, write_atomically
+    from planner.robustness import robustness_of
     from planner.search import search
+    from planner.why import Why, why_nothing
 
     if every and style != "csv" and csv_path is None:
         raise InputError("--all writes CSV: give --csv FILE, or --format csv")
@@ -59,24 +65,30 @@ def search_command(
     if output is not None and csv_path is not None and output.resolve() == csv_path.resolve():
         raise InputError(f"--output and --csv both name {output}")
     scenario = scenario_of(scenario_word, wishes)
+    answer: Why | None = None
     try:
         with progress_bar() as progress:
             result = search(scenario, sort, progress)
     except NoLayoutFits as nothing:
         result = nothing.result
+        if style in ("table", "json"):
+            with working("nothing fits; asking why"):
+                answer = why_nothing(scenario, result)
     if sys.stderr.isatty():  # not on standard output: the same question prints the same bytes
         click.echo(f"searched in {result.seconds:.2f} s", err=True)
     shortlist = shortlist_of(result, top, uneven=sort == "step" and not even, prove=prove)
-    frame = shortlist_frame(scenario, shortlist)
+    robust = robustness_of(result, shortlist, draws) if sort == "step" and style != "markdown" else None
+    frame = shortlist_frame(scenario, shortlist, robust)
     findings = shortlist_flags(scenario, shortlist, MOST_FLAGGED if style in ("table", "json") else 0)
     pages: dict[str, Callable[[], Iterable[str]]] = {
         "csv": lambda: everything(result) if every else formats.csv_pieces(frame),
-        "json": lambda: [formats.json_text(result, shortlist, frame, findings)],
+        "json": lambda: [diagnosed(formats.json_text(result, shortlist, robust, frame, findings), answer)],
         "markdown": lambda: [formats.markdown_text(frame)],
         "table": lambda: [
-            rendered(text.shortlist_page(result, shortlist, frame, findings), to_file=output is not None)
-            if len(result.ranked)
-            else "\n".join([*text.no_layout_lines(result), ""])
+            rendered(
+                why_page(answer) if answer else text.shortlist_page(result, shortlist, robust, frame, findings),
+                to_file=output is not None,
+            )
         ],
     }
     if output is not None:

@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 
 from planner.refine import Shortlist
+from planner.report.robustness_text import robustness_json
+from planner.robustness import Robustness
 from planner.search import SearchResult
 from planner.units import nine_digits
 
@@ -25,7 +27,9 @@ def csv_pieces(frame: pd.DataFrame) -> Iterator[str]:
         yield piece.to_csv(index=False, header=False, lineterminator="\n", float_format="%.9g")
 
 
-def json_text(result: SearchResult, shortlist: Shortlist, frame: pd.DataFrame, findings: list[dict[str, str]]) -> str:
+def json_text(
+    result: SearchResult, shortlist: Shortlist, robust: Robustness | None, frame: pd.DataFrame, findings: list[dict[str, str]]
+) -> str:
     """One object: the scenario, the books, what is proven, and the layouts in rank order."""
     scenario, job = result.scenario, result.scenario.job
     content: dict[str, Any] = {
@@ -45,6 +49,7 @@ def json_text(result: SearchResult, shortlist: Shortlist, frame: pd.DataFrame, f
         "survivors": result.funnel.survivors,
         "nearest": _nearest(result),
         "proof": _plain(dataclasses.asdict(shortlist.proof)) if shortlist.proof else None,
+        "robustness": robustness_json(robust) if robust else None,
         "layouts": [_plain(row) for row in frame.to_dict("records")],
     }
     for row, found in zip(content["layouts"], findings, strict=False):

@@ -13,6 +13,8 @@ from planner.cost.memory import VERDICTS
 from planner.frameworks.legality import framework_names, framework_of, jobs_by_framework
 from planner.frameworks.megatron import pipeline_layout
 from planner.refine import Shortlist
+from planner.report.robustness_text import robustness_columns
+from planner.robustness import Robustness
 from planner.scenario import Job, Scenario
 from planner.search import Scored
 from planner.split import Split
@@ -73,11 +75,12 @@ def training_days(scenario: Scenario, step_seconds: np.ndarray) -> np.ndarray:
     return steps * step_seconds / SECONDS_PER_DAY
 
 
-def shortlist_frame(scenario: Scenario, shortlist: Shortlist) -> pd.DataFrame:
-    """The shortlist with ranks, bands and uneven splits."""
+def shortlist_frame(scenario: Scenario, shortlist: Shortlist, robust: Robustness | None = None) -> pd.DataFrame:
+    """The shortlist with ranks, bands, uneven splits, and how often each layout leads under the model's uncertainty."""
     frame = with_bands(scenario, shortlist.rows, layouts_frame(scenario, shortlist.rows))
     frame.insert(0, "rank", np.arange(1, len(frame) + 1))
-    return frame.assign(**split_columns(scenario.job, shortlist))
+    drawn = robustness_columns(robust, len(frame)) if robust else {}
+    return frame.assign(**split_columns(scenario.job, shortlist), **drawn)
 
 
 def split_columns(job: Job, shortlist: Shortlist) -> dict[str, list[Any]]:

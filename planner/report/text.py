@@ -18,6 +18,9 @@ from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.refine import Proof, Shortlist
 from planner.report.frame import training_days
+from planner.report.robustness_text import robustness_lines
+from planner.report.words import ranges
+from planner.robustness import Robustness
 from planner.scenario import Scenario
 from planner.search import SearchResult, nearest_refused
 from planner.textbook import Figure
@@ -155,13 +158,16 @@ def proof_line(proof: Proof) -> str:
     return "; ".join(words)
 
 
-def shortlist_page(result: SearchResult, shortlist: Shortlist, frame: pd.DataFrame, findings: list[dict[str, str]]) -> RenderableType:
+def shortlist_page(
+    result: SearchResult, shortlist: Shortlist, robust: Robustness | None, frame: pd.DataFrame, findings: list[dict[str, str]]
+) -> RenderableType:
     """The whole answer to a search."""
     parts: list[RenderableType] = [Text(scenario_line(result.scenario)), Text("")]
     parts.append(shortlist_table(frame))
     parts += [Text(line) for line in split_lines(shortlist)]
     if shortlist.proof:
         parts.append(Text(proof_line(shortlist.proof)))
+    parts += [Text(line) for line in robustness_lines(robust)] if robust else []
     if "step_seconds_low" in frame:
         parts.append(Text(band_line(frame)))
     parts.append(Text(legend(result.scenario), style="dim"))
@@ -189,21 +195,6 @@ def checklist(findings: list[dict[str, str]]) -> RenderableType:
     return Text("\n".join(lines))
 
 
-def ranges(numbers: list[int]) -> str:
-    """Consecutive numbers as ranges.
-
-    >>> ranges([1, 2, 3, 7])
-    '1-3, 7'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
 def no_layout_lines(result: SearchResult) -> list[str]:
     """Why nothing fits: the books, and the layout that came nearest with what it lacked."""
     lines = [scenario_line(result.scenario), "no layout fits."]
@@ -211,8 +202,7 @@ def no_layout_lines(result: SearchResult) -> list[str]:
         usable = result.scenario.job.gpu.memory_bytes
         need = result.nearest.need_bytes
         lines.append(
-            f"nearest: {result.nearest.layout.label}, {need / GIB:.1f} of {usable / GIB:.1f} GiB: "
-            f"{(need - usable) / GIB:.1f} GiB too much"
+            f"nearest: {result.nearest.layout.label}, {need / GIB:.1f} of {usable / GIB:.1f} GiB: {(need - usable) / GIB:.1f} GiB too much"
         )
     else:
         refused = nearest_refused(result.problem)

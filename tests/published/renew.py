@@ -1,4 +1,4 @@
-"""Renews the accuracy page, its history and the residuals behind the uncertainty bands; takes a few minutes.
+"""Renews the accuracy page, its history, the residuals behind the uncertainty bands and the constants' deviations; takes minutes.
 
 Run from the project's root: ``python -m tests.published.renew "what changed"``. Cross-validation leaves one source out,
 refits the constants from their priors on all other sources (:mod:`tests.published.fit`), and predicts the one left out.
@@ -20,6 +20,7 @@ from planner.cost.arrays import Floats
 from planner.measured import Run
 from planner.report.accuracy import percent, summary_lines
 from planner.report.write import write_atomically
+from planner.robustness import DEVIATIONS
 from planner.uncertainty import RESIDUALS, TRAITS, _band_of, shipped, traits
 from planner.validate import NOISY, SHIPPED, predict, read_rows, report, runs_of
 from tests.published.fit import Fit
@@ -37,6 +38,17 @@ def residual_pieces(runs: list[Run], errors: Floats) -> list[str]:
     for run, error in zip(runs, errors, strict=True):
         own = traits(run.job, run.layout)
         writer.writerow([run.family, *(own[trait] for trait in TRAITS), f"{error:.4f}"])
+    return [text.getvalue()]
+
+
+def deviation_pieces(fit: Fit) -> list[str]:
+    """The table of the constants' posterior deviations."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["record", "name", "field", "deviation"])
+    _, deviations = fit.constants()
+    for (record, name, constant), deviation in zip(fit.moving, deviations, strict=True):
+        writer.writerow([record, name, constant.field, f"{deviation:.4f}"])
     return [text.getvalue()]
 
 
@@ -103,13 +115,15 @@ def history(change: str, found: dict[str, Any], left_out: dict[str, float]) -> l
 
 
 def main() -> None:
-    """Cross-validate, then rewrite residuals, page and history."""
+    """Cross-validate, then rewrite residuals, deviations, page and history."""
     change = sys.argv[1] if len(sys.argv) > 1 else "renewed"
     skipped: Counter[str] = Counter()
     predictions = [predict(run) for run in runs_of(read_rows(SHIPPED), skipped)]
     timed = [p.run for p in predictions if p.run.step_seconds > 0 and not p.run.out_of_memory]
-    errors = Fit(timed).cross_validated()
+    fit = Fit(timed)
+    errors = fit.cross_validated()
     write_atomically(RESIDUALS, residual_pieces(timed, errors))
+    write_atomically(DEVIATIONS, deviation_pieces(fit))
     shipped.cache_clear()
     _band_of.cache_clear()
     left_out, found = left_out_medians(timed, errors), report(predictions, skipped)

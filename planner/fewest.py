@@ -1,0 +1,277 @@
+"""The fewest GPUs on which a scenario has a layout: exact, count by count upwards from a proven lower bound.
+
+Counts are whole nodes, and below one node every number. A count fails only when every layout of its space is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+
+from planner import spec
+from planner.cost.estimate import MemoryEstimate, memory_of
+from planner.cost.memory import AT_RISK
+from planner.frameworks.legality import NO_STACK, REFUSED, assign, framework_of, jobs_by_framework
+from planner.limits import KIB, MemoryFloor, memory_floor
+from planner.scenario import Scenario
+from planner.search import Rejected, nearest_refused
+from planner.units import GIB
+from solver import check, prune
+from solver.layout import MESH_AXES, SPLIT_AXES, Columns, Ints
+from solver.problem import UNLIMITED_KIB, Problem, divisors
+
+PIECE = 1 << 14
+"""Layouts weighed at once: small, for the first one that fits ends the scan."""
+
+MOST_GPUS = 1 << 16
+"""Counts beyond are not tried unless asked for."""
+
+PATIENCE = 96
+"""Counts whose layouts are weighed in vain before the search for more gives up: some ten seconds."""
+
+MOST_BATCH = 1 << 24
+"""Sequences per step that a job may have at most."""
+
+
+@dataclass(frozen=True)
+class Fewest:
+    """The fewest GPUs of a scenario whose own number of GPUs is set aside."""
+
+    scenario: Scenario
+    """On the fewest GPUs; as it was asked where no count was found."""
+    num_gpus: int
+    """0: none up to ``tried``."""
+    least: int
+    """Proven lower bound: below it the states alone do not fit."""
+    tried: int
+    """The last count tried; all those before it were tried as well, or lie below the bound."""
+    exhausted: bool
+    """None was found and no larger count has a layout either: heads, layers, sequence and batch divide among no more GPUs."""
+    before: int
+    """The last count that fails, one node or below a node one GPU fewer; 0 where there is none."""
+    nearest: Rejected | None
+    """Its layout with the least excess among those that were weighed."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a count of GPUs has no layout."""
+
+    num_gpus: int
+    reason: str
+    """"states", "batch", "memory" or "rules"."""
+    words: str
+
+
+def fewest_gpus(scenario: Scenario, worst: int = AT_RISK, start: int = 1, most: int = MOST_GPUS, patience: int = PATIENCE) -> Fewest:
+    """The fewest GPUs, from ``start`` on, with a layout whose verdict is ``worst`` or better; model, batch and choices stay.
+
+    Every count from the lower bound upwards is tried, so the answer is exact. The search gives up beyond ``most`` GPUs, or
+    after weighing the layouts of ``patience`` counts in vain.
+    """
+    least, node = least_gpus(scenario), scenario.job.cluster.gpus_per_node
+    products = group_products(scenario, most)
+    counts = list(node_counts(node, min(most, max(products, default=1))))
+    before = in_vain = 0
+    nearest: Rejected | None = None
+    for count in counts:
+        if count >= max(least, start):
+            came = attempt(on_gpus(scenario, count), worst) if count in products else Attempt(False, None)
+            if came.fits:
+                return Fewest(on_gpus(scenario, count), count, least, count, False, before, nearest)
+            nearest = came.nearest
+            in_vain += nearest is not None
+        before = count
+        if in_vain >= patience:
+            return Fewest(scenario, 0, least, count, False, before, nearest)
+    largest = math.prod(int(sizes.max(initial=0)) for sizes in group_sizes(scenario))
+    return Fewest(scenario, 0, least, before, largest <= most, before, nearest)
+
+
+def group_products(scenario: Scenario, most: int) -> frozenset[int]:
+    """Every count up to ``most`` that is a product of group sizes which heads, layers, sequence, batch and pins allow one by one.
+
+    All other counts have no layout, whatever the memory; a proof that needs no search.
+    """
+    products = np.ones(1, dtype=np.int64)
+    for sizes in group_sizes(scenario):
+        products = np.unique(np.outer(products, sizes[sizes <= most]))
+        products = products[products <= most]
+    return frozenset(products.tolist())
+
+
+def group_sizes(scenario: Scenario) -> list[Ints]:
+    """The sizes that tensor, pipeline, context and data groups may have on any number of GPUs, by rules that read one of them."""
+    job, pins = scenario.job, scenario.choices.pins
+    contexts = np.array(divisors(job.seq_len), dtype=np.int64)
+    split = check.sequence(SimpleNamespace(context_parallel=contexts, tensor_parallel=1), spec.problem(scenario))
+    natural: dict[str, Iterable[int]] = {
+        "tensor_parallel": divisors(job.model.num_attention_heads),
+        "pipeline_parallel": range(1, min(scenario.choices.max_pipeline_parallel, job.model.num_layers) + 1),
+        "context_parallel": contexts[split].tolist(),
+        "data_parallel": divisors(job.global_batch_size),
+    }
+    return [np.array(sorted(set(sizes) & set(pins.get(axis, sizes))), dtype=np.int64) for axis, sizes in natural.items()]
+
+
+def node_counts(node: int, most: int) -> Iterator[int]:
+    """Every count below one node, then whole nodes, up to ``most`` GPUs.
+
+    >>> list(node_counts(4, 14))
+    [1, 2, 3, 4, 8, 12]
+    """
+    yield from range(1, min(node, most + 1))
+    yield from range(node, most + 1, node)
+
+
+def on_gpus(scenario: Scenario, count: int) -> Scenario:
+    """The scenario on another number of GPUs."""
+    return dataclasses.replace(scenario, job=dataclasses.replace(scenario.job, num_gpus=count))
+
+
+def least_gpus(scenario: Scenario) -> int:
+    """GPUs below which the states of the model fit under no stack and no ZeRO stage of the search, however they are divided."""
+    return max(min(_least(floor) for floor in _floors(scenario).values()), 1)
+
+
+def _floors(scenario: Scenario) -> dict[tuple[int, int], MemoryFloor]:
+    """The least memory of any layout under each framework's stack, by its number, and each ZeRO stage."""
+    stages = spec.declared_space(scenario)["zero_stage"]
+    jobs = jobs_by_framework(scenario).items()
+    return {(number, stage): memory_floor(scenario.job, [job.software], [stage]) for number, job in jobs for stage in stages}
+
+
+def _states_kib(floor: MemoryFloor) -> int:
+    return floor.whole_dense_kib + floor.whole_expert_kib + floor.sharded_kib
+
+
+def _least(floor: MemoryFloor) -> int:
+    """GPUs that together hold the states: each GPU of a layout holds at least its even share.
+
+    The solver's floor rounds three quotients down to whole KiB, so a GPU may seem to offer that much more.
+    """
+    return math.ceil(_states_kib(floor) / (floor.usable_kib + 3))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Whether one count of GPUs has a layout, and if not, the one that came nearest."""
+
+    fits: bool
+    nearest: Rejected | None
+
+
+def attempt(scenario: Scenario, worst: int = AT_RISK) -> Attempt:
+    """Whether any layout of the scenario has a verdict of ``worst`` or better; stops at the first."""
+    nearest: Rejected | None = None
+    for number, layouts, memory in weighed(scenario):
+        if np.any(memory.verdict <= worst):
+            return Attempt(True, None)
+        row = int(np.argmin(memory.need_bytes))
+        if nearest is None or memory.need_bytes[row] < nearest.need_bytes:
+            nearest = Rejected(layouts.layout(row), framework_of(number), float(memory.need_bytes[row]))
+    return Attempt(False, nearest)
+
+
+def fits(scenario: Scenario, worst: int = AT_RISK) -> bool:
+    """Whether any layout of the scenario has a verdict of ``worst`` or better: what a search would find, without its times."""
+    return attempt(scenario, worst).fits
+
+
+def weighed(scenario: Scenario) -> Iterator[tuple[int, Columns, MemoryEstimate]]:
+    """Every layout that may fit, in pieces: their framework's number, and their memory. The rest lies above the solver's floor.
+
+    The floor is asked once per stack and ZeRO stage: under one of each it is far higher than under all together, so that
+    near the limit most meshes are refused before a layout is weighed.
+    """
+    jobs, problem = jobs_by_framework(scenario), spec.problem(scenario)
+    table = meshes(problem)
+    floors = sorted(_floors(scenario).items(), key=lambda item: -item[0][1])  # high ZeRO stages, which need least, first
+    for (number, stage), floor in floors:
+        if _least(floor) > scenario.job.num_gpus:
+            continue
+        own = dataclasses.replace(problem, domains={**problem.domains, "zero_stage": (stage,)}, **vars(floor))
+        low = np.flatnonzero(check.memory_floor(SimpleNamespace(**table), own))
+        for piece in layouts_on(own, {axis: column[low] for axis, column in table.items()}):
+            mine = piece.take(assign(scenario, piece)[1] == number)  # of the frameworks in play the first that accepts it
+            if len(mine):
+                yield number, mine, memory_of(jobs[number], mine)
+
+
+def meshes(problem: Problem) -> prune.Table:
+    """Every mesh that the solver's rules allow whatever its memory, by plain arithmetic: CP-SAT's answer in a tenth of its time."""
+    return _survivors(dataclasses.replace(problem, usable_kib=UNLIMITED_KIB), {}, MESH_AXES)
+
+
+def layouts_on(problem: Problem, table: prune.Table) -> Iterator[Columns]:
+    """Every layout on some meshes that the solver's rules allow, in pieces."""
+    table = _survivors(problem, table, SPLIT_AXES)
+    base = np.stack([table[axis] for axis in MESH_AXES + SPLIT_AXES], axis=1)
+    if len(base):
+        yield from prune.spread(problem, base).pieces(PIECE)
+
+
+def _survivors(problem: Problem, table: prune.Table, axes: tuple[str, ...]) -> prune.Table:
+    last = None
+    for step in prune.walk(problem, table, axes):
+        last = step
+    assert isinstance(last, dict)
+    return last
+
+
+def launchable(scenario: Scenario) -> bool:
+    """Whether the scenario has a layout if memory did not count."""
+    problem = spec.problem(scenario)
+    pieces = layouts_on(problem, meshes(problem))
+    if NO_STACK in jobs_by_framework(scenario):
+        return any(len(piece) for piece in pieces)
+    return any(np.any(assign(scenario, piece)[1] != REFUSED) for piece in pieces)
+
+
+def divisible_batch(scenario: Scenario) -> int | None:
+    """The least multiple of the global batch that every mesh, micro-batch and schedule divides; None if a job cannot be so large.
+
+    Twice the GPUs: DualPipe wants two micro-batches per stage.
+    """
+    micro_batch = math.lcm(*(max(size, 1) for size in scenario.choices.pins.get("micro_batch_size", (1,))))
+    batch = math.lcm(scenario.job.global_batch_size, 2 * scenario.job.num_gpus * micro_batch)
+    return batch if batch <= MOST_BATCH else None
+
+
+def with_batch(scenario: Scenario, batch: int) -> Scenario:
+    """The scenario with another number of sequences per step."""
+    return dataclasses.replace(scenario, job=dataclasses.replace(scenario.job, global_batch_size=batch))
+
+
+def why_fewer_fail(fewest: Fewest) -> Failure | None:
+    """Why the last count that fails does so; None where there is none."""
+    if not fewest.before:
+        return None
+    trial = on_gpus(fewest.scenario, fewest.before)
+    count, usable = fewest.before, trial.job.gpu.memory_bytes / GIB
+    if count < fewest.least:
+        states = min(_floors(trial).values(), key=_least)
+        share = _states_kib(states) * KIB / count / GIB
+        return Failure(
+            count, "states", f"weights, gradients and optimizer states alone are {share:.1f} GiB per GPU, of {usable:.1f} usable"
+        )
+    batch = divisible_batch(trial)
+    if batch is not None and batch != trial.job.global_batch_size and fits(with_batch(trial, batch)):
+        return Failure(count, "batch", f"no replicas that would fit divide the {trial.job.global_batch_size:,} sequences of a step")
+    if fewest.nearest is not None:
+        near = fewest.nearest
+        return Failure(count, "memory", f"{near.layout.label} needs {near.need_bytes / GIB:.1f} GiB, of {usable:.1f} usable")
+    if launchable(trial):
+        return Failure(count, "memory", f"states and the layers in flight alone exceed the {usable:.1f} GiB of a GPU")
+    if count not in group_products(trial, count):
+        words = "no tensor, pipeline, context and data groups that heads, layers, sequence, batch and pins allow multiply to so many"
+        return Failure(count, "rules", words)
+    refused = nearest_refused(spec.problem(trial))
+    return Failure(
+        count, "rules", f"{refused[0].label} is refused: {refused[1]}" if refused else "no framework in play launches any layout"
+    )
