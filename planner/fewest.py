@@ -31,8 +31,8 @@ PIECE = 1 << 14
 MOST_GPUS = 1 << 16
 """Counts beyond are not tried unless asked for."""
 
-PATIENCE = 96
-"""Counts whose layouts are weighed in vain before the search for more gives up: some ten seconds."""
+PATIENCE, COUNT_EFFORT = 1 << 22, 1 << 11
+"""Layouts weighed in vain before the search for a count gives up, and as how many a count counts: a limit that no clock moves."""
 
 MOST_BATCH = 1 << 24
 """Sequences per step that a job may have at most."""
@@ -72,22 +72,22 @@ def fewest_gpus(scenario: Scenario, worst: int = AT_RISK, start: int = 1, most: 
     """The fewest GPUs, from ``start`` on, with a layout whose verdict is ``worst`` or better; model, batch and choices stay.
 
     Every count from the lower bound upwards is tried, so the answer is exact. The search gives up beyond ``most`` GPUs, or
-    after weighing the layouts of ``patience`` counts in vain.
+    after weighing ``patience`` layouts in vain.
     """
     least, node = least_gpus(scenario), scenario.job.cluster.gpus_per_node
     products = group_products(scenario, most)
     counts = list(node_counts(node, min(most, max(products, default=1))))
-    before = in_vain = 0
+    before = effort = 0
     nearest: Rejected | None = None
     for count in counts:
         if count >= max(least, start):
-            came = attempt(on_gpus(scenario, count), worst) if count in products else Attempt(False, None)
+            came = attempt(on_gpus(scenario, count), worst) if count in products else Attempt(False, None, -COUNT_EFFORT)
             if came.fits:
                 return Fewest(on_gpus(scenario, count), count, least, count, False, before, nearest)
             nearest = came.nearest
-            in_vain += nearest is not None
+            effort += came.weighed + COUNT_EFFORT
         before = count
-        if in_vain >= patience:
+        if effort >= patience:
             return Fewest(scenario, 0, least, count, False, before, nearest)
     largest = math.prod(int(sizes.max(initial=0)) for sizes in group_sizes(scenario))
     return Fewest(scenario, 0, least, before, largest <= most, before, nearest)
@@ -164,18 +164,22 @@ class Attempt:
 
     fits: bool
     nearest: Rejected | None
+    weighed: int
+    """Layouts whose memory was asked for."""
 
 
 def attempt(scenario: Scenario, worst: int = AT_RISK) -> Attempt:
     """Whether any layout of the scenario has a verdict of ``worst`` or better; stops at the first."""
     nearest: Rejected | None = None
+    number_weighed = 0
     for number, layouts, memory in weighed(scenario):
+        number_weighed += len(layouts)
         if np.any(memory.verdict <= worst):
-            return Attempt(True, None)
+            return Attempt(True, None, number_weighed)
         row = int(np.argmin(memory.need_bytes))
         if nearest is None or memory.need_bytes[row] < nearest.need_bytes:
             nearest = Rejected(layouts.layout(row), framework_of(number), float(memory.need_bytes[row]))
-    return Attempt(False, nearest)
+    return Attempt(False, nearest, number_weighed)
 
 
 def fits(scenario: Scenario, worst: int = AT_RISK) -> bool:

@@ -20,6 +20,7 @@ from planner.catalogue.schema import Cluster, Generation, Gpu
 from planner.cost.memory import AT_RISK, FITS
 from planner.errors import InputError, NoLayoutFits
 from planner.fewest import (
+    MOST_BATCH,
     Failure,
     Fewest,
     divisible_batch,
@@ -47,11 +48,11 @@ MOST_GPUS = 4096
 UNLIMITED_BYTES = 1e14
 """More memory than any layout needs, the most that a GPU may state."""
 
-PATIENCE = 40
-"""Counts of GPUs whose layouts are weighed in vain before one repair is given up."""
+PATIENCE = 1 << 20
+"""Layouts weighed in vain before the fewest GPUs of one repair are given up."""
 
-ENOUGH, MOST_REPAIRS, MOST_PARTS, MOST_TRIES = 3, 6, 2, 48
-"""Corrections sought at least, repairs shown, GPUs proposed, and counts tried on either side of the one asked for."""
+ENOUGH, MOST_REPAIRS, MOST_PARTS, MOST_COUNTS, MOST_TRIES = 3, 6, 2, 3, 48
+"""Corrections sought at least, repairs shown, larger GPUs and numbers of GPUs proposed, counts tried beside the one asked for."""
 
 MORE_BYTES = 8 * GIB
 LEAST_GAIN = 0.001
@@ -127,7 +128,12 @@ class Repair:
     """One per change."""
     best: Found
     fewest: Fewest | None = None
-    """Where the number of GPUs is the fewest: its proof."""
+    """Where the number of GPUs is the fewest: its proof; where the fewest were sought in vain: how far."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether no fewer GPUs will do."""
+        return self.fewest is not None and self.fewest.num_gpus > 0
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ class Why:
     repairs: tuple[Repair, ...] = ()
     """Nearest first."""
     fewest: Fewest | None = None
-    """The fewest GPUs where nothing else changes, if more or fewer of them are a repair."""
+    """The fewest GPUs where nothing else changes, if more or fewer of them are a repair; also where they were sought in vain."""
     fewer: Failure | None = None
     """Why the next smaller number of GPUs fails."""
     gains: tuple[Gain, ...] = ()
@@ -192,7 +198,7 @@ def why_nothing(scenario: Scenario, result: SearchResult | None) -> Why:
         conflict=tuple(limits[number] for number in sorted(conflict.members)),
         repairs=repairs,
         fewest=fewest,
-        fewer=why_fewer_fail(fewest) if fewest else None,
+        fewer=why_fewer_fail(fewest) if fewest and fewest.num_gpus else None,
     )
 
 
@@ -382,20 +388,23 @@ def repairs_of(scenario: Scenario, limits: tuple[Limit, ...], conflict: Conflict
     needed = [repair for repair, words in zip(tried, changed, strict=True) if not any(other < words for other in changed)]
     distinct = {repair.words: repair for repair in needed}
     ranked = sorted(distinct.values(), key=lambda repair: (len(repair.words), repair.best.verdict, repair.best.step_seconds))
-    return tuple(ranked[:MOST_REPAIRS])
+    shown, rest = ranked[:MOST_REPAIRS], ranked[MOST_REPAIRS:]
+    cut = [repair for repair in rest if repair.lifts == ("num_gpus",) and repair.fewest]
+    return tuple([*shown[:-1], *cut] if cut else shown)  # the fewest GPUs are always told
 
 
 def lifting(scenario: Scenario, limits: list[Limit]) -> list[Repair]:
     """Repairs that lift exactly some limits, each made concrete: a number of GPUs, a GPU, a batch, a value."""
     names = {limit.name for limit in limits}
     sized = {"memory", "num_gpus", "global_batch_size"}
+    most = MOST_PARTS if "memory" in names else MOST_COUNTS if names & sized == {"num_gpus"} else 1
     for base in lifted(scenario, [limit for limit in limits if limit.name not in sized]):
         found_here: list[Repair] = []
         for one, fewest in concrete(base, names & sized):
             repair = verified(scenario, one, fewest)
             if repair is not None:
                 found_here.append(repair)
-            if len(found_here) == (MOST_PARTS if "memory" in names else 4 if "num_gpus" in names else 1):
+            if len(found_here) == most:
                 break
         if found_here:
             return found_here
@@ -408,8 +417,9 @@ def concrete(scenario: Scenario, sized: set[str]) -> Iterator[tuple[Scenario, Fe
         for part in larger_parts(scenario):
             yield from concrete(part, sized - {"memory"})
     elif "global_batch_size" in sized and "num_gpus" in sized:
-        for one in (on_gpus(scenario, count) for count in sorted(gpu_counts(scenario, MOST_GPUS))):
-            yield from concrete(one, {"global_batch_size"})
+        asked = scenario.job.num_gpus
+        for count in sorted(gpu_counts(scenario, MOST_GPUS), key=lambda count: abs(count - asked)):
+            yield from concrete(on_gpus(scenario, count), {"global_batch_size"})
     elif "num_gpus" in sized:
         yield from other_counts(scenario)
     elif "global_batch_size" in sized:
@@ -420,10 +430,13 @@ def concrete(scenario: Scenario, sized: set[str]) -> Iterator[tuple[Scenario, Fe
 
 def other_counts(scenario: Scenario) -> Iterator[tuple[Scenario, Fewest | None]]:
     """The fewest GPUs, and the fewest that leave a margin; where fewer than asked for would do, the nearest on either side."""
-    fewest = fewest_gpus(scenario, patience=PATIENCE)
-    if not fewest.num_gpus:
+    asked, fewest = scenario.job.num_gpus, fewest_gpus(scenario, patience=PATIENCE)
+    if not fewest.num_gpus:  # given up: a count that fits, yet perhaps not the fewest
+        far = (on_gpus(scenario, count) for count in sorted(gpu_counts(scenario, MOST_GPUS)) if count > fewest.tried)
+        near = next((one for one in far if fits(one)), None)
+        if near is not None:
+            yield near, fewest
         return
-    asked = scenario.job.num_gpus
     if fewest.num_gpus < asked:
         counts = list(node_counts(scenario.job.cluster.gpus_per_node, 2 * asked + scenario.job.cluster.gpus_per_node))
         below = [count for count in reversed(counts) if fewest.num_gpus < count < asked][:MOST_TRIES]
@@ -434,7 +447,7 @@ def other_counts(scenario: Scenario) -> Iterator[tuple[Scenario, Fewest | None]]
                 yield near, None
     yield fewest.scenario, fewest
     if fewest.num_gpus > asked and not fits(fewest.scenario, FITS):
-        roomy = fewest_gpus(scenario, FITS, start=fewest.num_gpus + 1, patience=MOST_TRIES // 4)
+        roomy = fewest_gpus(scenario, FITS, start=fewest.num_gpus + 1, patience=PATIENCE)
         if roomy.num_gpus:
             yield roomy.scenario, None
 
@@ -579,7 +592,10 @@ def relaxations(result: SearchResult) -> Iterator[tuple[str, str, Callable[[], S
     if job.fast_domain > 1:
         faster = with_wires(scenario, link_bytes_per_s=2 * job.link_bytes_per_s)
         yield "link", f"{2 * job.link_bytes_per_s / 1e9:.0f} GB/s links in a node", partial(timed_again, result, faster)
-    if 2 * job.global_batch_size <= 1 << 24:
+    if not job.sequence_parallel:
+        split = dataclasses.replace(scenario, job=dataclasses.replace(job, sequence_parallel=True))
+        yield "sequence_parallel", "sequence parallelism", partial(search, split)
+    if 2 * job.global_batch_size <= MOST_BATCH:
         twice = with_batch(scenario, 2 * job.global_batch_size)
         yield "global_batch_size", f"{2 * job.global_batch_size:,} sequences per step", partial(search, twice)
     for limit in limits_of(scenario):

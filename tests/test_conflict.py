@@ -76,7 +76,7 @@ def test_a_correction_takes_back_what_need_not_be_lifted() -> None:
 
 def test_the_assumptions_that_suffice_are_named_and_those_that_do_not_exclude_are_none() -> None:
     ways = [frozenset({0, 1}), frozenset({1, 2})]
-    assert sufficient_assumptions(3, ways, frozenset({1})) == {1}
+    assert sufficient_assumptions(3, ways, frozenset({1})) == frozenset({1})
     assert sufficient_assumptions(3, ways, frozenset({0})) is None
     assert sufficient_assumptions(3, [], frozenset()) == frozenset()
 

@@ -59,7 +59,7 @@ def repairs_table(repairs: tuple[Repair, ...]) -> Table:
         table.add_row(
             ", ".join(words),
             four(best.step_seconds),
-            f"{best.gpu_hours_per_billion_tokens:,.4g}",
+            hours_cell(best.gpu_hours_per_billion_tokens),
             f"{best.need_bytes / GIB:.1f}",
             Text(SHORT_VERDICT[verdict], style=STYLE[verdict]),
             short_label(best.layout),
@@ -67,10 +67,21 @@ def repairs_table(repairs: tuple[Repair, ...]) -> Table:
     return table
 
 
+def hours_cell(hours: float) -> str:
+    """Hours in four digits, or whole.
+
+    >>> hours_cell(27.8234), hours_cell(13874.2)
+    ('27.82', '13,874')
+    """
+    return f"{hours:,.0f}" if hours >= 1000 else four(hours)
+
+
 def fewest_lines(answer: Why) -> list[str]:
     """The proof that no fewer GPUs will do."""
     assert answer.fewest is not None
     fewest, fewer = answer.fewest, answer.fewer
+    if not fewest.num_gpus:
+        return [f"fewest GPUs: none up to {fewest.tried:,}; the search for them gave up there, so fewer than shown may do"]
     margin = [r.best.scenario.job.num_gpus for r in answer.repairs if r.lifts == ("num_gpus",) and r.fewest is None]
     roomy = f", {margin[0]:,} for a layout that fits with a margin" if fewest.num_gpus > answer.scenario.job.num_gpus and margin else ""
     lines = [f"fewest GPUs: {fewest.num_gpus:,}{roomy}; below {fewest.least:,} not even the states fit, every count from there was tried"]
@@ -171,7 +182,7 @@ def diagnosis_json(answer: Why) -> dict[str, Any]:
     return {
         "conflict": [{"limit": limit.name, "words": limit.words} for limit in answer.conflict],
         "repairs": [
-            {"limits": list(repair.lifts), "words": list(repair.words), "fewest": repair.fewest is not None, **_found_json(repair.best)}
+            {"limits": list(repair.lifts), "words": list(repair.words), "fewest": repair.exact, **_found_json(repair.best)}
             for repair in answer.repairs
         ],
         "fewest_gpus": _fewest_json(answer.fewest, answer),
@@ -183,7 +194,7 @@ def _fewest_json(fewest: Fewest | None, answer: Why) -> dict[str, Any] | None:
         return None
     fewer = answer.fewer
     below = {"num_gpus": fewer.num_gpus, "reason": fewer.reason, "words": fewer.words} if fewer else None
-    return {"num_gpus": fewest.num_gpus, "lower_bound": fewest.least, "one_fewer": below}
+    return {"num_gpus": fewest.num_gpus or None, "none_up_to": fewest.before, "lower_bound": fewest.least, "one_fewer": below}
 
 
 def _found_json(best: Found) -> dict[str, Any]:
