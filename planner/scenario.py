@@ -68,14 +68,9 @@ class Job:
             0 < self.global_batch_size <= 1 << 24,
             f"workload.global_batch_size = {self.global_batch_size} must lie between 1 and {1 << 24} sequences",
         )
-        require(
-            self.precision in PRECISIONS,
-            f"workload.precision = '{self.precision}'{nearest(self.precision, PRECISIONS)}",
-        )
-        require(
-            self.optimizer in OPTIMIZERS,
-            f"workload.optimizer = '{self.optimizer}'{nearest(self.optimizer, OPTIMIZERS)}",
-        )
+        for key, value, known in (("precision", self.precision, PRECISIONS), ("optimizer", self.optimizer, OPTIMIZERS)):
+            if value not in known:  # jobs are made by the thousand: the message only when it is needed
+                raise InputError(f"workload.{key} = '{value}'{nearest(value, known)}")
         require(
             self.peak_flops > 0,
             f"workload.precision = '{self.precision}': {self.gpu.name} has no such matrix units"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,16 +33,22 @@ class Dropped:
     """The axes set before it, one row per partial layout with at least one refused value."""
     kind: Ints
     """For each row its kind."""
-    refused: list[list[int]]
-    """For each kind the values of the axis that the rule refuses."""
+    values: Ints
+    """The domain of the axis."""
+    refuses: npt.NDArray[np.bool_]
+    """Shape (kinds, values): whether the rule refuses a value of the axis."""
     layouts_each: int
     """Complete layouts of the declared space behind each refused value."""
 
     @property
     def layouts(self) -> int:
         """Complete layouts of the declared space that the rule drops here."""
-        per_kind = np.array([len(values) for values in self.refused], dtype=np.int64)
-        return self.layouts_each * int(per_kind[self.kind].sum())
+        return self.layouts_each * int(self.refuses.sum(axis=1)[self.kind].sum())
+
+    @functools.cached_property
+    def refused(self) -> list[list[int]]:
+        """For each kind the values of the axis that the rule refuses."""
+        return [[int(value) for value in self.values[of_kind]] for of_kind in self.refuses]
 
 
 def _rows(table: Table) -> int:
@@ -81,9 +88,9 @@ def walk(problem: Problem, table: Table, axes: tuple[str, ...]) -> Iterator[Drop
         values = np.array(problem.domains[axis])
         inverse, verdict = _verdicts(table, axis, problem, rules)
         for number, rule in enumerate(rules):
-            rows = np.flatnonzero((verdict == number).any(axis=1)[inverse])
-            refused = [[int(value) for value in values[of_kind]] for of_kind in verdict == number]
-            yield Dropped(rule, axis, _take(table, rows), inverse[rows], refused, behind)
+            refuses = verdict == number
+            rows = np.flatnonzero(refuses.any(axis=1)[inverse])
+            yield Dropped(rule, axis, _take(table, rows), inverse[rows], values, refuses, behind)
         table = _extended(table, axis, values, inverse, verdict == len(rules))
     yield table
 

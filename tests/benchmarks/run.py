@@ -13,11 +13,16 @@ from pathlib import Path
 from planner import spec
 from planner.cost.estimate import memory_of, time_of
 from planner.errors import NoLayoutFits
+from planner.explain import complete_layout
+from planner.refine import bounds, can_split, refined
 from planner.report.write import write_atomically
 from planner.request import Request, make_scenario
+from planner.robustness import robustness_of
 from planner.scenario import Scenario
 from planner.search import PIECE, enumerate_layouts, estimate, search
-from solver import prune, space
+from planner.split import even_layers, pipeline_of
+from planner.why import binding, why
+from solver import partition, prune, space
 
 RESULT = Path(__file__).resolve().parents[2] / "results" / "benchmarks.md"
 GROWTH = (8, 64, 512, 2048, 4096, 16384, 65536, 131072)
@@ -50,6 +55,71 @@ def rates(scenario: Scenario) -> dict[str, float]:
         "layouts through legality, memory, verdict, time": total / seconds(lambda: [list(estimate(scenario, piece)) for piece in pieces]),
     }
     return found
+
+
+PIPELINES = (
+    ("405B, 126 layers over 4", "405b", "h100", 4096, "tp8-pp4-dp128-zero1-mb1-full"),
+    ("405B, 126 layers over 16", "405b", "h100", 4096, "tp8-pp16-dp32-zero1-mb1-full"),
+    ("405B, 126 layers over 64", "405b", "h100", 4096, "tp1-pp64-dp64-zero1-mb1-full"),
+    ("DeepSeek-V3, 3 + 58 layers and one predicting over 16", "deepseek-v3", "h800", 2048, "pp16-ep16-dp128-zero1-mb1-full3"),
+    ("Qwen3-235B, 94 layers over 8 x 4 chunks", "qwen3-235b-a22b", "h100", 512, "tp2-pp8-vp4-ep16-dp32-zero1-mb1"),
+)
+
+
+def splits() -> list[str]:
+    """Rows of the table of uneven splits: the solver's problem, its solution, its status."""
+    rows = []
+    for name, model, gpu, num_gpus, label in PIPELINES:
+        scenario = make_scenario(Request(model=model, gpu=gpu, num_gpus=num_gpus))
+        job, layout = scenario.job_in("megatron"), complete_layout(scenario, label)
+        pipeline, even = pipeline_of(job, layout), even_layers(job, layout)
+        built = seconds(lambda: pipeline_of(job, layout))  # noqa: B023
+        solved = seconds(lambda: partition.solve(pipeline, hint=even))  # noqa: B023
+        status = partition.solve(pipeline, hint=even).status
+        rows.append(f"| {name} | {sum(map(len, pipeline.options)):,} | {built:.3f} | {solved:.3f} | {status} |")
+    return rows
+
+
+QUESTIONS = (
+    ("70B on 2,048 H100", Request(model="70b", num_gpus=2048)),
+    ("405B on 16,384 H100", Request(model="405b", num_gpus=16384, global_batch_size=4096)),
+    ("Mixtral 8x22B on 256 H100", Request(model="mixtral-8x22b", num_gpus=256)),
+)
+
+
+def answers() -> list[str]:
+    """Rows of the table of what follows a search: bounds, refinement, draws, binding limits."""
+    rows = []
+    for name, request in QUESTIONS:
+        scenario = make_scenario(request)
+        result = search(scenario)
+        found = refined(result, 20)
+        assert found.proof is not None
+        parts = (
+            seconds(lambda: bounds(scenario, result.ranked, can_split(result.ranked))),  # noqa: B023
+            seconds(lambda: refined(result, 20)),  # noqa: B023
+            seconds(lambda: robustness_of(result, found)),  # noqa: B023
+            seconds(lambda: binding(result), 1),  # noqa: B023
+        )
+        timed = " | ".join(f"{part:.2f}" for part in parts)
+        rows.append(f"| {name} | {len(result.ranked):,} | {timed} | {found.proof.split} | {found.proof.open} |")
+    return rows
+
+
+INFEASIBLE = (
+    ("405B on 8 H100", Request(model="405b", num_gpus=8)),
+    ("70B on 16 A100 of 40 GB without recompute", Request(model="70b", num_gpus=16, gpu="a100-sxm-40gb", recompute=("none",))),
+)
+
+
+def diagnoses() -> list[str]:
+    """Rows of the table of questions without an answer: the conflict's size, the repairs, the seconds."""
+    rows = []
+    for name, request in INFEASIBLE:
+        scenario = make_scenario(request)
+        found = why(scenario)
+        rows.append(f"| {name} | {len(found.conflict)} | {len(found.repairs)} | {seconds(lambda: why(scenario), 1):.1f} |")  # noqa: B023
+    return rows
 
 
 def child(num_gpus: int) -> None:
@@ -89,6 +159,15 @@ def main() -> None:
         lines.append("")
     lines += ["## Growth with the cluster (70B, 8 to 131,072 GPUs; one process each)", ""]
     lines += ["| GPUs | layouts ranked | search, s | with start-up, s | peak memory, MiB |", "|---|---|---|---|---|", *growth()]
+    lines += ["", "## The best uneven split of one layout (a second or less, proven)", ""]
+    lines += ["| pipeline | loads offered | build, s | solve, s | status |", "|---|---|---|---|---|", *splits()]
+    lines += ["", "## After the search: seconds for bounds on all layouts, a refined shortlist of 20, 1,000 draws, binding limits", ""]
+    lines += [
+        "| question | ranked | bounds | refined | draws | limits | splits sought | left open |",
+        "|---|---|---|---|---|---|---|---|",
+        *answers(),
+    ]
+    lines += ["", "## Why nothing fits", "", "| question | limits in conflict | repairs | s |", "|---|---|---|---|", *diagnoses()]
     write_atomically(RESULT, ["\n".join(lines) + "\n"])
     print("\n".join(lines))
 
