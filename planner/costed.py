@@ -10,9 +10,8 @@ import numpy as np
 from planner.cost import memory
 from planner.cost.estimate import memory_of, time_of
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS
-from planner.frameworks.legality import assign, jobs_by_framework
 from planner.report.frame import mfu
-from planner.scenario import Job, Scenario
+from planner.scenario import Job
 from solver.layout import Layout, columns_of, num_micro_batches
 
 RESERVE = "reserve"
@@ -70,12 +69,6 @@ class Costed:
     def passes(self) -> float:
         """Layers that a GPU runs forward and backward in a step, micro-batches counted one by one."""
         return self.micro_batches * self.layers
-
-
-def stack_job(scenario: Scenario, layout: Layout) -> Job:
-    """The job under the stack that a layout is costed with."""
-    _, stack = assign(scenario, columns_of([layout]))
-    return jobs_by_framework(scenario).get(int(stack[0])) or scenario.job_in("none")
 
 
 def costed(job: Job, layout: Layout) -> Costed:

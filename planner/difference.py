@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.costed import Costed, costed, stack_job
+from planner.costed import Costed, costed
 from planner.drivers import reason
 from planner.explain import STEP_FORMULAS, Explanation, check_pins, complete_layout, explain
+from planner.refine import costing_job
 from planner.scenario import Scenario
 from planner.units import four, three
 from solver.layout import Layout
@@ -75,11 +76,11 @@ def compare(scenario: Scenario, label_a: str, label_b: str) -> Comparison:
 
 
 def difference(scenario: Scenario, a: Layout, b: Layout) -> Difference:
-    """What b has beyond a, each under the stack of the first framework that accepts it (of a refused one the usual stack).
+    """What b has beyond a, each under the stack of the first framework that accepts it and its best split of layers.
 
     The groups must multiply to the GPUs and divide the batch; no other rule is asked.
     """
-    return between(costed(stack_job(scenario, a), a), costed(stack_job(scenario, b), b))
+    return between(*(costed(costing_job(scenario, layout)[0], layout) for layout in (a, b)))
 
 
 def between(a: Costed, b: Costed) -> Difference:

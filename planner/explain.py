@@ -17,9 +17,10 @@ from planner.cost.step import StepSeconds
 from planner.errors import InputError, nearest
 from planner.frameworks import FRAMEWORKS
 from planner.frameworks.legality import assign, broken, framework_names, framework_of, jobs_by_framework
-from planner.refine import Shortlist
+from planner.refine import Shortlist, costing_job
 from planner.report.frame import mfu
 from planner.scenario import Job, Scenario
+from planner.split import Split
 from solver import check
 from solver.layout import (
     RECOMPUTE,
@@ -80,7 +81,9 @@ class Explanation:
     """Framework -> its rules that the layout breaks."""
     accepted_by: list[str]
     job: Job
-    """Under the stack that the layout is costed with."""
+    """Under the stack that the layout is costed with, and its best split of layers."""
+    split: Split | None = None
+    """The uneven split, where it is better than the even one."""
     stages: Stages | None = None
     memory: Memory | None = None
     """One row per stage."""
@@ -144,12 +147,10 @@ def explain(scenario: Scenario, layout: Layout) -> Explanation:
     unpinned = dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={}))
     problem = dataclasses.replace(spec.problem(unpinned), usable_kib=UNLIMITED_KIB)  # memory is judged stage by stage below
     x = columns_of([layout])
-    bits, stack = assign(scenario, x)
+    bits, _ = assign(scenario, x)
     accepted = framework_names(int(bits[0]))
     broken_rules = check.broken_rules(layout, problem)
     axes = sorted({axis for rule in check.RULES if rule.name in broken_rules for axis in rule.axes})
-    number = int(stack[0])
-    job = jobs_by_framework(scenario).get(number) or scenario.job_in("none")
     base = Explanation(
         scenario=scenario,
         layout=layout,
@@ -161,10 +162,13 @@ def explain(scenario: Scenario, layout: Layout) -> Explanation:
             if name not in accepted
         },
         accepted_by=accepted,
-        job=job,
+        job=scenario.job,
     )
     countable = {"gpu_product", "replicas", "batch", "layers", "expert_grid", "experts", "schedule"}
-    return base if countable & set(broken_rules) else _ledger(base, x)
+    if countable & set(broken_rules):
+        return dataclasses.replace(base, job=scenario.job_in("none"))
+    job, split = costing_job(scenario, layout)
+    return _ledger(dataclasses.replace(base, job=job, split=split), x)
 
 
 def _ledger(base: Explanation, x: Columns) -> Explanation:

@@ -10,13 +10,18 @@ import numpy as np
 
 from planner.cost.arrays import Floats
 from planner.cost.bound import least_step_seconds
+from planner.cost.estimate import memory_of, time_of
+from planner.cost.memory import OUT_OF_MEMORY
 from planner.frameworks import FRAMEWORKS, UNEVEN
-from planner.frameworks.legality import NO_STACK, jobs_by_framework
+from planner.frameworks.legality import NO_STACK, assign, framework_of, jobs_by_framework
 from planner.rank import order
 from planner.scenario import Job, Scenario
 from planner.search import PIECE, Scored, SearchResult
 from planner.split import WORTHWHILE, Split, best_split, recomputes_all, with_split
-from solver.layout import Ints
+from solver.layout import AXES, Columns, Ints, Layout, columns_of
+
+LISTED = 10
+"""Layouts that a shortlist has if nobody says how many."""
 
 MOST_SPLIT = 50
 """Layouts of a shortlist that are split."""
@@ -69,6 +74,44 @@ def evenly(result: SearchResult, top: int) -> Shortlist:
     return Shortlist(rows, (None,) * len(rows))
 
 
+def split_of(scenario: Scenario, number: int, job: Job, layout: Layout) -> Split | None:
+    """The uneven split under which a search would cost a layout under the stack of a number; None where the even one is as good."""
+    runs = number == NO_STACK or (number >= 0 and framework_of(number) in UNEVEN)
+    x = columns_of([layout])
+    if not scenario.choices.uneven_stages or layout.pipeline_parallel == 1 or not runs or memory_of(job, x).verdict[0] == OUT_OF_MEMORY:
+        return None
+    free = number == NO_STACK and bool(recomputes_all(layout, job.model.num_layers))
+    return best_split(job, layout, even_step_seconds=float(time_of(job, x).total[0]), free_recompute=free)[0]
+
+
+def costing_job(scenario: Scenario, layout: Layout) -> tuple[Job, Split | None]:
+    """The job that a layout is costed under: the stack of the first framework that accepts it, and its best split.
+
+    A layout that none accepts is costed under the usual stack, evenly.
+    """
+    number = int(assign(scenario, columns_of([layout]))[1][0])
+    job = jobs_by_framework(scenario).get(number) or scenario.job_in("none")
+    split = split_of(scenario, number, job, layout)
+    return (with_split(job, split.layers_per_stage, split.recomputed_per_stage), split) if split else (job, None)
+
+
+def ranking(result: SearchResult, layout: Layout | None = None) -> Scored:
+    """All layouts of a search in the order of a refined shortlist, a given one under its best split too."""
+    found = _Refinement(result.scenario, result.ranked)
+    if result.scenario.choices.uneven_stages and len(result.ranked):
+        found.shortlist(LISTED)
+        if layout is not None:
+            found.split(np.flatnonzero(same_rows(result.ranked.layouts, layout)))
+    rows = found.rows(np.arange(len(result.ranked)))
+    return rows.take(order(result.scenario, rows))
+
+
+def same_rows(x: Columns, layout: Layout) -> np.ndarray:
+    """Which of many layouts are a given one."""
+    own = columns_of([layout])
+    return np.asarray(np.all([getattr(x, axis) == getattr(own, axis) for axis in AXES], axis=0))
+
+
 def refined(result: SearchResult, top: int, *, prove: bool = False) -> Shortlist:
     """The first layouts of a search by step time, split as well as can be, and any others that could overtake them.
 
@@ -77,12 +120,7 @@ def refined(result: SearchResult, top: int, *, prove: bool = False) -> Shortlist
     """
     scenario, ranked = result.scenario, result.ranked
     found = _Refinement(scenario, ranked)
-    found.split(np.arange(min(top, MOST_SPLIT, len(ranked))))
-    candidates = np.argsort(found.bounds, kind="stable")
-    for row in candidates if prove else candidates[:MOST_RIVALS]:
-        if found.bounds[row] >= found.best_step:
-            break
-        found.split([int(row)])
+    found.shortlist(top, prove=prove)
     kept = np.unique(np.concatenate([np.arange(min(top + len(found.splits), len(ranked))), np.array(sorted(found.splits), dtype=np.int64)]))
     rows = found.rows(kept)
     first = order(scenario, rows)[:top]
@@ -121,6 +159,15 @@ class _Refinement:
                 self.splits[int(row)] = split
                 if split.verdict <= int(self.ranked.verdict[0]):
                     self.best_step = min(self.best_step, float(split.step.total[0]))
+
+    def shortlist(self, top: int, *, prove: bool = False) -> None:
+        """Split the first ``top`` rows, then those that could overtake the best of them: a first few, or all to prove it."""
+        self.split(np.arange(min(top, MOST_SPLIT, len(self.ranked))))
+        candidates = np.argsort(self.bounds, kind="stable")
+        for row in candidates if prove else candidates[:MOST_RIVALS]:
+            if self.bounds[row] >= self.best_step:
+                break
+            self.split([int(row)])
 
     def rows(self, kept: Ints) -> Scored:
         """Rows of the search with their splits' estimates in place of the even ones; frameworks that refuse splits taken out."""

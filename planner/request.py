@@ -57,6 +57,7 @@ class Request:
     profile: str | None = None
     """Profile file that `planner calibrate` wrote."""
     tensor_across_nodes: bool | None = None
+    uneven_stages: bool | None = None
     max_pipeline_parallel: int | None = None
     min_context_tokens: int | None = None
     pad_vocabulary: bool | None = None
@@ -101,6 +102,7 @@ TABLES: dict[str, tuple[str, ...]] = {
         "software",
         "profile",
         "tensor_across_nodes",
+        "uneven_stages",
         "max_pipeline_parallel",
         "min_context_tokens",
         "pad_vocabulary",

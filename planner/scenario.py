@@ -145,6 +145,8 @@ class Choices:
     pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Axis -> the only values allowed; recompute and schedule by their index."""
     tensor_across_nodes: bool = False
+    uneven_stages: bool = True
+    """Layouts of the shortlist and those asked about are costed under their best split of layers over stages."""
     max_pipeline_parallel: int = 64
     min_context_tokens: int = 256
     pad_vocabulary: bool = True

@@ -73,7 +73,7 @@ def best_split(
     recomputed = found.recomputed if free_recompute else ()
     if found.layers == even and not free_recompute:
         return None, found.status
-    split = costed(job, layout, found, recomputed, even_step_seconds)
+    split = _costed(job, layout, found, recomputed, even_step_seconds)
     return (split, found.status) if split.gain > WORTHWHILE else (None, found.status)
 
 
@@ -82,7 +82,7 @@ def with_split(job: Job, layers: tuple[int, ...], recomputed: tuple[int, ...] = 
     return dataclasses.replace(job, layers_per_stage=layers, recomputed_per_stage=recomputed)
 
 
-def costed(job: Job, layout: Layout, found: Partition, recomputed: tuple[int, ...], even_step_seconds: float) -> Split:
+def _costed(job: Job, layout: Layout, found: Partition, recomputed: tuple[int, ...], even_step_seconds: float) -> Split:
     """The solver's split under the whole cost model, beside the even one."""
     x, uneven = columns_of([layout]), with_split(job, found.layers, recomputed)
     own = memory_of(uneven, x)

@@ -11,15 +11,16 @@ import numpy.typing as npt
 
 from planner.cost.arrays import Floats
 from planner.cost.memory import FITS, OUT_OF_MEMORY
-from planner.costed import RESERVE, costed, stack_job
+from planner.costed import RESERVE, costed
 from planner.difference import Difference, between
 from planner.drivers import changes
 from planner.errors import NoLayoutFits
 from planner.explain import MEMORY_FORMULAS, Explanation, complete_layout, explain
-from planner.frameworks.legality import framework_of, jobs_by_framework
+from planner.frameworks.legality import framework_of
+from planner.refine import costing_job, ranking, same_rows
 from planner.scenario import Scenario
 from planner.search import Scored, search
-from solver.layout import AXES, SCHEDULES, WORDS, Columns, Ints, Layout, columns_of, deepest_chunk, natural_schedule
+from solver.layout import SCHEDULES, WORDS, Columns, Ints, Layout, columns_of, deepest_chunk, natural_schedule
 
 SIZES = (
     "tensor_parallel",
@@ -75,7 +76,7 @@ class WhyNot:
     legal: bool
     """Whether the solver's rules hold and a framework in play accepts it."""
     num_ranked: int
-    """Layouts that the search ranked, the split of the layers being even."""
+    """Layouts that the search ranked."""
     outside_pins: list[str]
     """The axes whose pins exclude the layout, in words."""
     winner: Nearby | None
@@ -117,7 +118,7 @@ def why_not(scenario: Scenario, label: str) -> WhyNot:
     free = dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={}))
     found = explain(free, layout)
     legal = found.legal
-    around = Surroundings(free, layout, _ranked(free), found.job.software.name if found.accepted_by else "")
+    around = Surroundings(free, layout, _ranked(free, layout), found.job.software.name if found.accepted_by else "")
     base = WhyNot(
         scenario=free,
         explanation=found,
@@ -133,10 +134,10 @@ def why_not(scenario: Scenario, label: str) -> WhyNot:
     return dataclasses.replace(base, rank=around.row() + 1, neighbour=around.best_neighbour())
 
 
-def _ranked(scenario: Scenario) -> Scored:
-    """Every feasible layout, best first; empty where nothing fits."""
+def _ranked(scenario: Scenario, layout: Layout) -> Scored:
+    """Every feasible layout, best first: the first ones and the one asked about under their best splits; empty where nothing fits."""
     try:
-        return search(scenario).ranked
+        return ranking(search(scenario), layout)
     except NoLayoutFits as nothing:
         return nothing.result.ranked
 
@@ -178,8 +179,7 @@ class Surroundings:
 
     def row(self) -> int:
         """The layout's own row. Raises RuntimeError if it is not ranked."""
-        x, own = self.ranked.layouts, columns_of([self.layout])
-        rows = np.flatnonzero(np.all([getattr(x, axis) == getattr(own, axis) for axis in AXES], axis=0))
+        rows = np.flatnonzero(same_rows(self.ranked.layouts, self.layout))
         if not len(rows):
             raise RuntimeError(f"{self.layout.label} is legal and not out of memory, yet the search did not rank it")
         return int(rows[0])
@@ -223,8 +223,8 @@ class Surroundings:
         """The first of the ranking against the layout; None where nothing is ranked. The layout's sizes must multiply."""
         if not len(self.ranked):
             return None
-        stack = jobs_by_framework(self.scenario)[int(self.ranked.stack[0])]
-        return between(costed(stack, self.ranked.layouts.layout(0)), costed(stack_job(self.scenario, self.layout), self.layout))
+        layouts = (self.ranked.layouts.layout(0), self.layout)
+        return between(*(costed(costing_job(self.scenario, layout)[0], layout) for layout in layouts))
 
 
 def num_changes(layout: Layout, x: Columns, num_layers: int) -> Ints:

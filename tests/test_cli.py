@@ -122,7 +122,9 @@ def test_a_red_flag_is_shown_with_its_threshold(command: Command) -> None:
 
 def test_uneven_layer_counts_are_legal(command: Command) -> None:
     for model, stages in (("deepseek-v3", 8), ("qwen3-235b-a22b", 16), ("405b", 4)):
-        done = command("search", "--model", model, "--gpus", "1024", "--pp", str(stages), "--vp", "1", "--mb", "1", "--recompute", "full", *FAST)
+        done = command(
+            "search", "--model", model, "--gpus", "1024", "--pp", str(stages), "--vp", "1", "--mb", "1", "--recompute", "full", *FAST
+        )
         assert done.code == 0 and json.loads(done.out)["layouts"]
 
 

@@ -14,9 +14,10 @@ from planner import spec, why_not
 from planner.cli.terminal import rendered
 from planner.cost.memory import OUT_OF_MEMORY
 from planner.errors import InputError, NoLayoutFits
-from planner.explain import complete_layout
+from planner.explain import complete_layout, explain
 from planner.frameworks import FRAMEWORKS, legality
 from planner.rank import order
+from planner.refine import refined
 from planner.report.why_not_text import why_not_json, why_not_page
 from planner.request import Request, make_scenario
 from planner.scenario import Scenario
@@ -43,7 +44,7 @@ class Book:
 @functools.cache
 def book(seed: int) -> Book:
     """One job; every second one is short of memory."""
-    scenario = random_scenario(seed, **({"gpu_memory_gib": 4.0} if seed % 2 else {}))
+    scenario = random_scenario(seed, uneven_stages=False, **({"gpu_memory_gib": 4.0} if seed % 2 else {}))
     scenario = dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={}))
     problem = without_floor(spec.problem(scenario))
     every = prune.spread(problem, brute_force(problem))
@@ -308,3 +309,16 @@ def test_a_label_that_cannot_be_read_is_bad_input(worked_example: Scenario) -> N
     with pytest.raises(InputError, match="'tq8' is no part of a layout label"):
         why_not.why_not(worked_example, "tq8")
     assert complete_layout(worked_example, "tp8").data_parallel == 256
+
+
+def test_the_pick_of_a_search_is_the_first_under_the_split_that_the_search_gave_it() -> None:
+    request = Request(model_shape="layers=13,hidden=4096,heads=32,vocab=512000", num_gpus=16, global_batch_size=32, pipeline_parallel=(4,))
+    scenario = make_scenario(request)
+    shortlist = refined(search(scenario), 10)
+    label = shortlist.rows.layouts.layout(0).label
+    assert shortlist.splits[0] is not None
+    found = why_not.why_not(scenario, label)
+    pinned = explain(scenario, complete_layout(scenario, label))
+    assert pinned.split is not None and pinned.split.layers_per_stage == shortlist.splits[0].layers_per_stage
+    assert pinned.step is not None and pinned.step.total[0] == pytest.approx(shortlist.rows.step_seconds[0], rel=1e-12)
+    assert found.difference is not None and found.difference.b.step_seconds == pytest.approx(shortlist.rows.step_seconds[0], rel=1e-12)

@@ -104,6 +104,7 @@ REQUEST_OPTIONS: tuple[Callable[..., Any], ...] = (
     click.option("--recompute-layers", type=Values(), help="Pin layers of a chunk that full recompute covers."),
     click.option("--schedule", type=Values(words=True), help="Pin schedules (1f1b, interleaved_1f1b, gpipe, ...)."),
     click.option("--tensor-across-nodes", is_flag=True, default=None, help="Allow tensor groups to leave a node."),
+    click.option("--uneven/--even", "uneven_stages", default=None, help="Seek the best uneven split of layers  [default: uneven]"),
     click.option("--max-pp", "max_pipeline_parallel", type=Count(), help="Deepest pipeline  [default: 64]"),
 )
 

@@ -25,7 +25,6 @@ FORMATS = ("table", "csv", "json", "markdown")
 @request_options
 @click.option("--sort", type=click.Choice(SORTS), default="step", show_default=True, help="What is best.")
 @click.option("--top", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Rows of the shortlist.")
-@click.option("--even", is_flag=True, help="Keep the even split of layers over stages; without it uneven ones are sought.")
 @click.option("--prove", is_flag=True, help="Split every layout that could overtake the first one, however many there are.")
 @click.option("--draws", type=click.IntRange(0, 100_000), default=1000, show_default=True, help="Of the model's uncertainty; 0 = none.")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
@@ -36,7 +35,6 @@ def search_command(
     scenario_word: str | None,
     sort: str,
     top: int,
-    even: bool,
     prove: bool,
     draws: int,
     style: str,
@@ -76,7 +74,7 @@ def search_command(
                 answer = why_nothing(scenario, result)
     if sys.stderr.isatty():  # not on standard output: the same question prints the same bytes
         click.echo(f"searched in {result.seconds:.2f} s", err=True)
-    shortlist = shortlist_of(result, top, uneven=sort == "step" and not even, prove=prove)
+    shortlist = shortlist_of(result, top, uneven=sort == "step" and scenario.choices.uneven_stages, prove=prove)
     robust = robustness_of(result, shortlist, draws) if sort == "step" and style != "markdown" else None
     frame = shortlist_frame(scenario, shortlist, robust)
     findings = shortlist_flags(scenario, shortlist, MOST_FLAGGED if style in ("table", "json") else 0)

@@ -25,6 +25,8 @@ def ledger_json(found: Explanation) -> dict[str, Any]:
     if found.memory is None or found.step is None or found.need_bytes is None or found.stages is None:
         return content
     memory = found.memory
+    if found.split:
+        content["even_step_seconds"] = nine_digits(found.split.even_step_seconds)
     content["verdict"] = VERDICTS[found.verdict]
     content["usable_bytes"] = round(found.job.gpu.memory_bytes)
     content["stages"] = [

@@ -23,6 +23,7 @@ from planner.report.words import ranges
 from planner.robustness import Robustness
 from planner.scenario import Scenario
 from planner.search import SearchResult, nearest_refused
+from planner.split import Split
 from planner.textbook import Figure
 from planner.uncertainty import band
 from planner.units import GIB, MIB
@@ -137,11 +138,16 @@ def split_lines(shortlist: Shortlist) -> list[str]:
     ranks: dict[str, list[int]] = {}
     for rank, split in enumerate(shortlist.splits, start=1):
         if split is not None:
-            counts = "-".join(map(str, split.layers_per_stage))
-            more = f", of them {'-'.join(map(str, split.recomputed_per_stage))} recomputed" if split.recomputed_per_stage else ""
-            proven = "proven best" if split.status == "optimal" else f"at most {split.gap:.1%} from the best"
-            ranks.setdefault(f"{counts} layers per stage{more}: {split.gain:.1%} faster than the even split, {proven}", []).append(rank)
+            ranks.setdefault(split_words(split), []).append(rank)
     return [f"#{ranges(own)} uneven: {words}" for words, own in ranks.items()]
+
+
+def split_words(split: Split) -> str:
+    """Layers per stage, what they gain, how far that is proven."""
+    counts = "-".join(map(str, split.layers_per_stage))
+    more = f", of them {'-'.join(map(str, split.recomputed_per_stage))} recomputed" if split.recomputed_per_stage else ""
+    proven = "proven best" if split.status == "optimal" else f"at most {split.gap:.1%} from the best"
+    return f"{counts} layers per stage{more}: {split.gain:.1%} faster than the even split, {proven}"
 
 
 def proof_line(proof: Proof) -> str:
@@ -235,6 +241,8 @@ def ledger_page(found: Explanation) -> RenderableType:
         Text(f"layout {found.layout.label}, software {job.software.name}"),
         Text(f"accepted by: {', '.join(found.accepted_by) or 'no framework'}"),
     ]
+    if found.split:
+        head.append(Text(f"uneven stages: {split_words(found.split)} (--even keeps the even one)"))
     if not found.legal:
         head += [Text("not legal; its figures if it were:", style="red")]
         head += [Text(line, style="red") for line in illegal_lines(found)]

@@ -73,7 +73,7 @@ def _feasible(found: WhyNot) -> list[RenderableType]:
     verdict = VERDICTS[mine.verdict]
     lines: list[RenderableType] = [
         Text(
-            f"rank {found.rank:,} of {found.num_ranked:,} (layers split evenly): step {four(mine.step_seconds)} s, "
+            f"rank {found.rank:,} of {found.num_ranked:,}{_split_words(found)}: step {four(mine.step_seconds)} s, "
             f"MFU {mine.mfu:.1%}, {mine.tokens_per_second:,.0f} tokens/s/GPU; {_gib(mine.need_bytes, found)}: {verdict}",
             style=STYLE[verdict],
         )
@@ -175,3 +175,8 @@ def _nearby_json(near: Nearby | None) -> dict[str, Any] | None:
         "distance": nine_digits(near.distance),
         "changes": near.changes,
     }
+
+
+def _split_words(found: WhyNot) -> str:
+    split = found.explanation.split
+    return f" with {'-'.join(map(str, split.layers_per_stage))} layers per stage" if split else ""
