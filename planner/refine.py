@@ -178,7 +178,7 @@ class _Refinement:
             split = self.splits.get(int(row))
             if split is None:
                 continue
-            columns["frameworks"][place] &= uneven
+            columns["frameworks"][place] &= 0 if split.recomputed_per_stage else uneven  # none takes a depth per stage
             columns["need_bytes"][place], columns["verdict"][place] = split.need_bytes, split.verdict
             columns["step_seconds"][place] = split.step.total[0]
             columns["bubble_seconds"][place] = split.step.bubble[0]

@@ -12,9 +12,9 @@ import numpy as np
 
 from planner.cost import memory
 from planner.cost.arrays import Floats
-from planner.cost.bound import linear_fills, whole
+from planner.cost.bound import linear_fills
 from planner.cost.estimate import memory_of, time_of
-from planner.cost.passes import Passes
+from planner.cost.passes import Passes, whole_model
 from planner.cost.stages import Stages, all_stages, joined, recomputed_layers, stage_of_chunk
 from planner.cost.step import StepSeconds
 from planner.scenario import Job
@@ -71,8 +71,8 @@ def best_split(
     if not found.loads:
         return None, found.status
     recomputed = found.recomputed if free_recompute else ()
-    if found.layers == even and not free_recompute:
-        return None, found.status
+    if (found.layers == even and not free_recompute) or (recomputed and not sum(recomputed)):
+        return None, found.status  # no recompute at all is another layout, which the search has too
     split = _costed(job, layout, found, recomputed, even_step_seconds)
     return (split, found.status) if split.gain > WORTHWHILE else (None, found.status)
 
@@ -123,7 +123,7 @@ def pipeline_of(job: Job, layout: Layout, *, free_recompute: bool = False) -> Pi
     """The solver's problem: per stage the loads that fit, their times in its unit, the pieces of the step."""
     p, v = layout.pipeline_parallel, layout.virtual_pipeline
     weights, scale = _pieces(job, layout)
-    loads, limit = _affordable(job, layout, weights)
+    loads, limit = _affordable(job, layout, weights, free_recompute)
     if free_recompute:
         loads = _loads(job, layout, _any_recompute(loads.stages))
     loads = loads.take(np.flatnonzero(loads.verdict <= limit))
@@ -157,11 +157,14 @@ def _pieces(job: Job, layout: Layout) -> tuple[list[tuple[Fraction, Fraction, Fr
     return pieces, math.lcm(*(weight.denominator for piece in pieces for weight in piece))
 
 
-def _affordable(job: Job, layout: Layout, weights: list[tuple[Fraction, Fraction, Fraction]]) -> tuple[_Loads, int]:
+def _affordable(job: Job, layout: Layout, weights: list[tuple[Fraction, Fraction, Fraction]], free_recompute: bool) -> tuple[_Loads, int]:
     """The loads that do not alone make the step longer than the even split is, and the worst verdict of the even split."""
+    every_load = _all_loads(job, layout)
+    if free_recompute:  # no load is dropped for a recompute that it may do without
+        every_load = dataclasses.replace(every_load, recomputed=np.zeros_like(every_load.rank))
     even_stages = all_stages(job, layout.pipeline_parallel, layout.virtual_pipeline, layout.schedule in V_SHAPED)
-    model = whole(job, columns_of([layout]), recomputed=0)
-    together = _loads(job, layout, joined([even_stages, model, _all_loads(job, layout)]))  # one call of the cost model
+    model = whole_model(job, columns_of([layout]))
+    together = _loads(job, layout, joined([even_stages, model, every_load]))  # one call of the cost model
     p = layout.pipeline_parallel
     even, every, loads = (together.take(np.arange(*span)) for span in ((0, p), (p, p + 1), (p + 1, len(together.forward))))
     through_all, around = (float(np.sum(part.forward + part.backward)) for part in (even, every))

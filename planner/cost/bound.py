@@ -48,7 +48,7 @@ def _least_with_stages(job: Job, x: Columns) -> Floats:
     p, m = x.pipeline_parallel, num_micro_batches(x, job.global_batch_size)
     passes = Passes.of(job, x)
     forward, backward, total = main_weights(job, x, m)
-    all_forward, all_backward = passes.through(whole(job, x, recomputed=0))
+    all_forward, all_backward = passes.through(whole_model(job, x))
     average = (forward * all_forward + backward * all_backward) / p
     longest = np.maximum(least_longest(job, x, passes, forward, backward), average)
     around = all_forward + all_backward + 2.0 * p * boundary_seconds(job, x)
@@ -72,7 +72,8 @@ def least_exposed(job: Job, x: Columns, params: Params, one_pass: Floats, fill: 
         physics = job.physics
         window, idle = physics.data_window * one_pass, physics.fill_window * fill
         late = np.maximum(np.maximum(reduce, gather) - window - idle, exposed - window - 2.0 * idle)
-        countable = (num_micro_batches(x, job.global_batch_size) > 1) & np.isin(x.schedule, PLAIN_FILLS)
+        costs_more = physics.data_window <= 1.0 and 2.0 * physics.fill_window <= 1.0  # else longer stages might pay
+        countable = (num_micro_batches(x, job.global_batch_size) > 1) & np.isin(x.schedule, PLAIN_FILLS) & costs_more
         exposed = physics.data_residue * exposed + np.where(countable, np.maximum(late, 0.0), 0.0)
     return np.where(gathers_weights(x.zero_stage, x.data_parallel * x.context_parallel), 0.0, exposed)
 
@@ -136,11 +137,6 @@ def capacity(room: Floats, plain: Floats, covered: Floats, deep: Ints) -> Floats
     inside = np.minimum(np.floor(np.maximum(room, 0.0) / covered), deep)
     beyond = np.floor(np.maximum(room - deep * covered, 0.0) / plain)
     return np.asarray(inside + beyond)
-
-
-def whole(job: Job, x: Columns, *, recomputed: int) -> Stages:
-    """All stages as one, with a number of recomputed layers."""
-    return dataclasses.replace(whole_model(job, x), recomputed=np.full(len(x), recomputed, dtype=np.int64))
 
 
 def average_parameters(job: Job, x: Columns) -> Params:

@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost import memory
 from planner.cost.arrays import Floats
 from planner.cost.memory import Memory
-from planner.cost.stages import Stages, worst_stage
+from planner.cost.stages import Stages, chosen, each_candidate
 from planner.cost.step import StepSeconds, step_seconds
 from planner.scenario import Job
 from solver.layout import Columns, Ints
@@ -27,19 +27,15 @@ class MemoryEstimate:
 
 
 def memory_of(job: Job, x: Columns) -> MemoryEstimate:
-    """Memory of every layout on its fullest stage."""
+    """Memory of every layout on its fullest stage, and the worst verdict of any stage."""
     load = memory.loads(job, x)
-    found: list[Memory] = []
-
-    def need(stage: Stages) -> Floats:
-        found.append(memory.stage_memory(job, x, stage, load))
-        return memory.need_bytes(job, found[-1])
-
-    stage, best, fullest = worst_stage(job, x, need)
-    rows = np.arange(len(x))
-    parts = Memory(*(np.stack([getattr(m, name) for m in found])[best, rows] for name in Memory.__dataclass_fields__))
-    verdict = memory.verdicts(job, fullest, parts.logits + parts.transient)
-    return MemoryEstimate(parts, stage, fullest, verdict)
+    candidates, _ = each_candidate(job, x)
+    found = [memory.stage_memory(job, x, stage, load) for stage in candidates]
+    needs = np.stack([memory.need_bytes(job, parts) for parts in found])
+    fullest, rows = np.argmax(needs, axis=0), np.arange(len(x))
+    parts = Memory(*(np.stack([getattr(m, name) for m in found])[fullest, rows] for name in Memory.__dataclass_fields__))
+    verdicts = [memory.verdicts(job, need, own.logits + own.transient) for need, own in zip(needs, found, strict=True)]
+    return MemoryEstimate(parts, chosen(candidates, fullest), needs[fullest, rows], np.max(verdicts, axis=0))
 
 
 def time_of(job: Job, x: Columns) -> StepSeconds:

@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost import compute
 from planner.cost.arrays import Floats, Number
 from planner.cost.layer import KEYS, LayerSeconds, layer_seconds
-from planner.cost.stages import Stages, covered_in_all, covered_layers, layer_kinds
+from planner.cost.stages import Stages, covered_layers, layer_kinds
 from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import SELECTIVE, Columns, Ints
@@ -107,8 +107,8 @@ class Passes:
         return self.layers.sum(name, stage, _modes_of(self.x, stage))
 
 
-def whole_model(job: Job, x: Columns) -> Stages:
-    """All stages together as one, to sum seconds over a pipeline."""
+def whole_model(job: Job, x: Columns, recomputed: int = 0) -> Stages:
+    """All stages together as one, some of its layers recomputed, to sum over a pipeline."""
     model = job.model
     ones = np.ones(len(x), dtype=np.int64)
     dense, moe = model.num_layers - model.num_moe_layers, model.num_moe_layers
@@ -116,4 +116,4 @@ def whole_model(job: Job, x: Columns) -> Stages:
         moe += job.num_mtp_layers
     else:
         dense += job.num_mtp_layers
-    return Stages(0 * ones, dense * ones, moe * ones, model.num_layers * ones, ones, ones, covered_in_all(job, x))
+    return Stages(0 * ones, dense * ones, moe * ones, model.num_layers * ones, ones, ones, recomputed * ones)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from planner.catalogue.schema import Model
-from planner.cost.arrays import Floats, Number
+from planner.cost.arrays import Number
 from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import V_CODES, Columns, Ints
@@ -112,45 +111,53 @@ def split_stages(model: Model, sizes: Ints, owner: Ints, num_mtp_layers: int) ->
     )
 
 
-def _candidates(stages: Stages) -> Ints:
-    """The stages that can be the fullest or slowest: the ends, and of equal middle stages the earliest.
+def _candidates(stages: Stages) -> tuple[Ints, Ints]:
+    """The stages that can be the fullest or slowest, and how many each stands for: the ends, and of equal middle ones the earliest.
 
     In every schedule an earlier stage holds at least as many micro-batches as a later one.
     """
-    ends = np.flatnonzero(stages.has_embedding | stages.has_head)
-    middle = np.flatnonzero(~(stages.has_embedding | stages.has_head).astype(bool))
-    if len(middle):
-        first, _ = distinct([stages.dense_layers[middle], stages.moe_layers[middle], stages.recomputed[middle] + 1])
-        return np.concatenate([ends, middle[first]])
-    return ends
+    at_end = (stages.has_embedding | stages.has_head).astype(bool)
+    ends, middle = np.flatnonzero(at_end), np.flatnonzero(~at_end)
+    if not len(middle):
+        return ends, np.ones(len(ends), dtype=np.int64)
+    first, kind = distinct([stages.dense_layers[middle], stages.moe_layers[middle], stages.recomputed[middle] + 1])
+    alike = np.bincount(kind, minlength=len(first))
+    return np.concatenate([ends, middle[first]]), np.concatenate([np.ones(len(ends), dtype=np.int64), alike])
 
 
-def candidate_stages(job: Job, x: Columns) -> tuple[Stages, Ints]:
-    """For each kind of pipeline in ``x`` its candidate stages, padded by repetition, and the kind of every row."""
+def candidate_stages(job: Job, x: Columns) -> tuple[Stages, Ints, Ints]:
+    """For each kind of pipeline in ``x`` its candidate stages, how many stages each stands for, and the kind of every row.
+
+    The stages are padded to equal numbers by repetition; a repeated one stands for none.
+    """
     v_shaped = np.isin(x.schedule, V_CODES).astype(np.int64)
     first, kind = distinct([x.pipeline_parallel, x.virtual_pipeline, v_shaped])
-    found = []
+    found, counts = [], []
     for row in first:
         stages = all_stages(job, int(x.pipeline_parallel[row]), int(x.virtual_pipeline[row]), bool(v_shaped[row]))
-        found.append(stages.take(_candidates(stages)))
+        chosen, alike = _candidates(stages)
+        found.append(stages.take(chosen))
+        counts.append(alike)
     if not found:
         empty = np.zeros((0, 1), dtype=np.int64)
-        return Stages(*[empty] * len(fields(Stages))), kind
+        return Stages(*[empty] * len(fields(Stages))), empty, kind
     width = max(len(stages.rank) for stages in found)
     padded = [stages.take(np.minimum(np.arange(width), len(stages.rank) - 1)) for stages in found]
     table = Stages(*(np.stack([getattr(s, field.name) for s in padded]) for field in fields(Stages)))
-    return table, kind
+    return table, np.stack([np.pad(alike, (0, width - len(alike))) for alike in counts]), kind
 
 
-def worst_stage(job: Job, x: Columns, weigh: Callable[[Stages], Floats]) -> tuple[Stages, Ints, Floats]:
-    """The candidate stage of every layout with the greatest weight: the stage, its number among them, the weight."""
-    table, kind = candidate_stages(job, x)
-    best = np.zeros(len(x), dtype=np.int64)
-    most = np.full(len(x), -np.inf)
-    for number in range(table.rank.shape[1]):
-        weight = weigh(table.take((slice(None), number)).take(kind))
-        best, most = np.where(weight > most, number, best), np.maximum(weight, most)
-    return table.take((kind, best)), best, most
+def each_candidate(job: Job, x: Columns) -> tuple[list[Stages], list[Ints]]:
+    """The candidate stages of every layout, one list entry per candidate, and how many stages of the layout each stands for."""
+    table, counts, kind = candidate_stages(job, x)
+    numbers = range(table.rank.shape[1])
+    return [table.take((slice(None), number)).take(kind) for number in numbers], [counts[:, number][kind] for number in numbers]
+
+
+def chosen(candidates: list[Stages], number: Ints) -> Stages:
+    """For each layout the candidate of some number."""
+    rows = np.arange(len(number))
+    return Stages(*(np.stack([getattr(stage, field.name) for stage in candidates])[number, rows] for field in fields(Stages)))
 
 
 def recomputed_layers(layers: Number, chunks: Number, depth: Number) -> Number:
@@ -167,14 +174,3 @@ def covered_layers(x: Columns, stage: Stages) -> Ints:
     """Layers of each row's stage that full recompute covers; 0 in the other modes (they state no layers)."""
     by_depth = recomputed_layers(stage.model_layers, x.virtual_pipeline, x.recompute_layers)
     return np.asarray(np.where(stage.recomputed >= 0, stage.recomputed, by_depth))
-
-
-def covered_in_all(job: Job, x: Columns) -> Ints:
-    """Layers of the whole model that full recompute covers."""
-    p, v, depth = x.pipeline_parallel, x.virtual_pipeline, x.recompute_layers
-    covered = np.asarray(recomputed_layers(job.model.num_layers, p * v, depth))
-    if job.layers_per_stage:
-        by_depth: Number = sum(recomputed_layers(layers, v, depth) for layers in job.layers_per_stage)
-        stated = sum(job.recomputed_per_stage) if job.recomputed_per_stage else by_depth
-        covered = np.where(p == len(job.layers_per_stage), stated, covered)
-    return np.asarray(covered)

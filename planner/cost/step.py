@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -12,9 +12,9 @@ from planner.cost import compute, parameters
 from planner.cost.arrays import Floats, Number
 from planner.cost.collectives import all_gather_seconds, members_per_node, network_of
 from planner.cost.memory import Params, pieces, stage_parameters
-from planner.cost.passes import Passes, whole_model
-from planner.cost.schedules import fills
-from planner.cost.stages import Stages, worst_stage
+from planner.cost.passes import Passes
+from planner.cost.schedules import fills as schedule_fills
+from planner.cost.stages import Stages, chosen, each_candidate
 from planner.scenario import Job
 from solver.layout import SCHEDULES, Columns, Ints, num_micro_batches
 
@@ -69,21 +69,20 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     p = x.pipeline_parallel
     m = num_micro_batches(x, job.global_batch_size)
     passes = Passes.of(job, x)
-    boundary = boundary_seconds(job, x)
-    alone = np.asarray(sum(passes.through(whole_model(job, x))))
-    around = alone + 2.0 * p * boundary
-
-    def busy_and_idle(stage: Stages) -> Floats:
-        forward, backward = passes.through(stage)
-        return np.asarray(m * (forward + backward) + _fill_seconds(job, x, forward, backward, around, m))
-
-    stage, _, _ = worst_stage(job, x, busy_and_idle)
-    forward, backward = passes.through(stage)
-    fill = _fill_seconds(job, x, forward, backward, around, m)
+    candidates, alike = each_candidate(job, x)
+    through = [passes.through(stage) for stage in candidates]
+    alone: Floats = np.asarray(sum(count * (forward + backward) for count, (forward, backward) in zip(alike, through, strict=True)))
+    around = alone + 2.0 * p * boundary_seconds(job, x)
+    fills = [_fill_seconds(job, x, forward, backward, around, m) for forward, backward in through]
+    longest = [m * (forward + backward) + fill for (forward, backward), fill in zip(through, fills, strict=True)]
+    slowest, rows = np.argmax(longest, axis=0), np.arange(len(x))
+    stage = chosen(candidates, slowest)
+    forward, backward = (np.stack([one[side] for one in through])[slowest, rows] for side in (0, 1))
+    fill = np.stack(fills)[slowest, rows]
     steady = forward + backward
     per_boundary, per_batch = between_seconds(job, x)
     slowed = stragglers(job) * (m * (steady + per_boundary + per_batch) + fill)
-    params = _most_parameters(job, x)
+    params = _most_parameters(job, x, candidates)
     data = _data_seconds(job, x, params, forward, backward, fill, m)
     named = {part: m * passes.part(part, stage) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")}
     average = np.minimum(alone / p / steady, 1.0)  # of what the slowest stage does, part by part
@@ -99,11 +98,15 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     )
 
 
-def _most_parameters(job: Job, x: Columns) -> Params:
-    """Parameters of the stage that holds the most: its gradients and optimizer end the step, whichever stage computes longest."""
+def _most_parameters(job: Job, x: Columns, candidates: list[Stages]) -> Params:
+    """The most dense and the most expert parameters that a stage holds: whose transfers and optimizer end the step.
+
+    Each kind is reduced and sharded over a group of its own, so each counts where there is most of it.
+    """
     piece = pieces(job, x)
-    stage, _, _ = worst_stage(job, x, lambda stage: stage_parameters(job, x, stage, piece).whole)
-    return stage_parameters(job, x, stage, piece)
+    held = [stage_parameters(job, x, stage, piece) for stage in candidates]
+    dense, expert = (np.max([getattr(params, kind) for params in held], axis=0) for kind in ("dense", "expert"))
+    return replace(held[0], dense=dense, expert=expert)
 
 
 def boundary_seconds(job: Job, x: Columns) -> Floats:
@@ -126,7 +129,7 @@ def stragglers(job: Job) -> float:
 
 def fills_of(job: Job, schedule: str, *times: Number) -> list[Number]:
     """The lower bounds on a schedule's fill under a job's stack; ``times`` as :func:`planner.cost.schedules.fills` has them."""
-    return fills(schedule, *times, residue=job.physics.zero_bubble_residue, synchronised=not job.software.post_validation)
+    return schedule_fills(schedule, *times, residue=job.physics.zero_bubble_residue, synchronised=not job.software.post_validation)
 
 
 def _fill_seconds(job: Job, x: Columns, forward: Floats, backward: Floats, around: Floats, m: Ints) -> Floats:
