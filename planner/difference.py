@@ -127,7 +127,7 @@ def main_cause(found: Difference) -> str:
         return f"{head}, of which {three(more)} s in {tail}."
     back = min(STEP_FORMULAS, key=lambda part: slow.step[part] - fast.step[part])
     gained = fast.step[back] - slow.step[back]
-    return f"{head}: it gains {three(gained)} s in {back} ({STEP_FORMULAS[back][1]}) but loses {three(more)} s in {tail}."
+    return f"{head}: it saves {three(gained)} s in {back} ({STEP_FORMULAS[back][1]}) but loses {three(more)} s in {tail}."
 
 
 def reasons(found: Difference) -> dict[str, str]:

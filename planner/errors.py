@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from planner.search import SearchResult
 
 
+MOST_NAMED = 24
+"""Known names that an error message lists where none is close."""
+
+
 class InputError(Exception):
     """What was typed or read cannot be used. One line; the command exits with 2."""
 
@@ -36,7 +40,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = [name for name in names if name.startswith(needle)]
     close += [n for n in difflib.get_close_matches(needle, names, n=3, cutoff=0.4) if n not in close]
     if not close:
-        return f"; known: {', '.join(names)}" if names else ""
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return f"; known: {', '.join(names[:MOST_NAMED])}{more}" if names else ""
     quoted = [f"'{name}'" for name in close[:3]]
     listing = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
     return f"; did you mean {listing}?"

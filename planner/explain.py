@@ -110,6 +110,8 @@ def complete_layout(scenario: Scenario, label: str) -> Layout:
 
     Missing sizes are 1, data_parallel is what the GPUs leave, zero_stage 1, full recompute covers every layer.
     """
+    if not label.strip():
+        raise InputError("layout '' is empty: name its parts, such as tp8-pp4-dp64-zero1-mb1")
     try:
         stated = parse_label(label)
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -164,10 +165,8 @@ def parse_factors(text: str) -> tuple[float, ...]:
     """
     found: set[float] = set()
     for piece in text.split(","):
-        try:
-            factor = float(piece)
-        except ValueError:
-            factor = math.nan
+        plain = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)(e-?[0-9]+)?\s*", piece, re.ASCII | re.IGNORECASE)
+        factor = float(piece) if plain else math.nan
         if not LEAST_FACTOR <= factor <= MOST_FACTOR:
             raise InputError(f"--factors: '{piece.strip()}' must be a number between {LEAST_FACTOR:g} and {MOST_FACTOR:g}, such as 0.5,2")
         found.add(factor)

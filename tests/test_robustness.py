@@ -116,8 +116,8 @@ def test_nothing_but_equals_competes_with_itself() -> None:
     jobs, layouts = shortlist(rows=4)
     one, two = (robustness([jobs[0]] * n, layouts.take(np.zeros(n, dtype=np.int64))) for n in (1, 2))
     assert one.lead_share.tolist() == [1.0] and not one.by_luck and one.rival == -1
-    assert robustness_lines(one) == ["nothing else competes with #1"]
-    assert robustness_lines(two) == ["all that competes with #1 is equal to it"] and not two.by_luck
+    assert robustness_lines(one) == ["no other layout was drawn against #1"]
+    assert robustness_lines(two) == ["all that was drawn against #1 is equal to it"] and not two.by_luck
 
 
 def slower(job: Job, factor: float) -> Job:

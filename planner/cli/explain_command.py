@@ -38,6 +38,7 @@ def explain(scenario_word: str | None, label: str, style: str, output: Path | No
         page = "\n".join([f"layout {found.layout.label} is not legal:", *text.illegal_lines(found)]) + "\n"
     else:
         page = rendered(text.ledger_page(found), to_file=output is not None)
-    emit([page], output)
-    if not found.legal or found.verdict == OUT_OF_MEMORY:
+    refused = not found.legal or found.verdict == OUT_OF_MEMORY
+    emit([page], output, code=1 if refused else 0)
+    if refused:
         click.get_current_context().exit(1)

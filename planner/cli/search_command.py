@@ -91,6 +91,8 @@ def search_command(
     }
     if output is not None:
         emit(pages[style](), output)
+    if every and len(result.ranked) and any(shortlist.splits):
+        click.echo("the CSV of every layout ranks them under the even split; the page splits its first ones unevenly", err=True)
     if csv_path is not None:
         write_atomically(csv_path, pages["csv"]())
         click.echo(f"wrote {csv_path}", err=True)

@@ -27,7 +27,12 @@ class Interrupted(BaseException):
     """Ctrl-C."""
 
 
+_signals: list[bool] = []
+"""Not empty once Ctrl-C was pressed."""
+
+
 def _interrupt(*_: object) -> NoReturn:
+    _signals.append(True)
     raise Interrupted
 
 
@@ -115,6 +120,10 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         fail(f"error: {error.format_message()}", 2)
     except (click.Abort, KeyboardInterrupt, Interrupted):
         fail("interrupted", 130)
+    except ImportError:
+        if not _signals:
+            raise
+        fail("interrupted", 130)  # an extension that is being loaded reports the interruption as its own failure
     except (BrokenPipeError, ReaderLeft) as left:
         _silence_output()  # the reader left: nothing more to say
         code = left.args[0] if isinstance(left, ReaderLeft) else code

@@ -10,6 +10,7 @@ import pandas as pd
 
 from planner.cost import flops
 from planner.cost.memory import VERDICTS
+from planner.cost.stages import chunk_sizes
 from planner.frameworks.legality import framework_names, framework_of, jobs_by_framework
 from planner.frameworks.megatron import pipeline_layout
 from planner.refine import Shortlist
@@ -83,6 +84,16 @@ def shortlist_frame(scenario: Scenario, shortlist: Shortlist, robust: Robustness
     return frame.assign(**split_columns(scenario.job, shortlist), **drawn)
 
 
+def chunk_layout(job: Job, shortlist: Shortlist, row: int) -> str:
+    """Megatron's pipeline layout where the layers do not divide by stages and chunks; empty where plain flags do."""
+    layout, split = shortlist.rows.layouts.layout(row), shortlist.splits[row]
+    chunks = layout.pipeline_parallel * layout.virtual_pipeline
+    if split is None and (layout.pipeline_parallel == 1 or job.model.num_layers % chunks == 0):
+        return ""
+    sizes = split.chunks if split else [int(size) for size in chunk_sizes(job.model.num_layers, chunks)]
+    return pipeline_layout(sizes, job.num_mtp_layers)
+
+
 def split_columns(job: Job, shortlist: Shortlist) -> dict[str, list[Any]]:
     """What an uneven split adds to each row; empty cells where the even split is as good."""
 
@@ -92,7 +103,7 @@ def split_columns(job: Job, shortlist: Shortlist) -> dict[str, list[Any]]:
     return {
         "layers_per_stage": column(lambda split: "-".join(map(str, split.layers_per_stage))),
         "recomputed_per_stage": column(lambda split: "-".join(map(str, split.recomputed_per_stage))),
-        "pipeline_layout": column(lambda split: pipeline_layout(split.chunks, job.num_mtp_layers)),
+        "pipeline_layout": [chunk_layout(job, shortlist, row) for row in range(len(shortlist.splits))],
         "even_step_seconds": column(lambda split: split.even_step_seconds, float("nan")),
         "split_gap": column(lambda split: split.gap, float("nan")),
     }

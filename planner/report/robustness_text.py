@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from planner.report.words import ranges
 from planner.robustness import LEADS, SCATTER, Cause, Robustness
 
@@ -11,7 +13,8 @@ from planner.robustness import LEADS, SCATTER, Cause, Robustness
 def robustness_lines(found: Robustness) -> list[str]:
     """Two to four lines: how often the first leads and what choosing it costs, its strongest rival, what the model misses, luck."""
     if found.rival < 0:
-        return ["nothing else competes with #1" if len(found.equals) == 1 else "all that competes with #1 is equal to it"]
+        alone = len(found.equals) == 1
+        return ["no other layout was drawn against #1" if alone else "all that was drawn against #1 is equal to it"]
     share, mesh = found.group_share, _mesh(found)
     lines = [
         f"{_first(found)} {_percent(share[0])} of {found.draws:,} draws of the model's constants, {mesh} with any other choices in "
@@ -28,6 +31,9 @@ def robustness_lines(found: Robustness) -> list[str]:
         lines.append(
             "#1 is first by luck: " + ("another leads as often" if share[0] >= LEADS else "it leads in less than half of the draws")
         )
+        safest = int(np.argmin(found.regret_mean[: found.shown]))
+        if safest not in found.equals:
+            lines.append(f"the safest choice on the page is #{safest + 1}: it costs {_cost(found.regret_mean[safest])} on average")
     return lines
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich import box
 from rich.console import Group, RenderableType
@@ -19,7 +20,7 @@ from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.refine import Proof, Shortlist
 from planner.report.frame import training_days
 from planner.report.robustness_text import robustness_lines
-from planner.report.words import ranges
+from planner.report.words import ranges, short_label
 from planner.robustness import Robustness
 from planner.scenario import Scenario
 from planner.search import SearchResult, nearest_refused
@@ -27,7 +28,7 @@ from planner.split import Split
 from planner.textbook import Figure
 from planner.uncertainty import band
 from planner.units import GIB, MIB
-from solver.layout import WORDS
+from solver.layout import MESH_AXES, WORDS
 
 WIDTH = 100
 STYLE = {"fits": "green", "at risk": "yellow", "out of memory": "red"}
@@ -68,7 +69,7 @@ def shortlist_table(frame: pd.DataFrame) -> Table:
         cells = [
             str(row["rank"]),
             str(row["tensor_parallel"]),
-            str(row["pipeline_parallel"]) + ("*" if row["layers_per_stage"] else ""),
+            str(row["pipeline_parallel"]) + ("*" if row["pipeline_layout"] else ""),
             str(row["virtual_pipeline"]) + SCHEDULE_LETTER.get(str(row["schedule"]), ""),
             str(row["context_parallel"]),
             expert,
@@ -109,7 +110,8 @@ def legend(scenario: Scenario) -> str:
         f"GiB: need of the fullest stage, of {usable:.1f} usable (tensors + {stack.reserve_share:.0%} reserve + context and "
         f"communicators). fits / risk / OOM: more than {scenario.job.physics.fits_sigmas:g} standard deviations below the "
         f"limit / near it / {scenario.job.physics.oom_sigmas:g} above. Z: ZeRO stage. VP: chunks per stage "
-        "(g gpipe, z zero-bubble V, d DualPipeV). PP *: uneven stages. tok/s: tokens per second and GPU. com%: exposed communication. "
+        "(g gpipe, z zero-bubble V, d DualPipeV). PP *: uneven chunks or stages "
+        "(CSV: pipeline_layout). tok/s: tokens per second and GPU. com%: exposed communication. "
         "in: M Megatron-LM, T torchtitan, D DeepSpeed accept it."
     )
 
@@ -142,6 +144,22 @@ def split_lines(shortlist: Shortlist) -> list[str]:
     return [f"#{ranges(own)} uneven: {words}" for words, own in ranks.items()]
 
 
+MOST_OTHERS = 3
+
+
+def other_meshes(result: SearchResult, shortlist: Shortlist) -> list[str]:
+    """The best layouts of other parallel sizes, evenly split, where the shortlist has hardly any: what else there is to choose."""
+    x, first = result.ranked.layouts, float(shortlist.rows.step_seconds[0])
+    meshes = np.stack([getattr(x, axis) for axis in MESH_AXES], axis=1)
+    shown = {tuple(row) for row in np.stack([getattr(shortlist.rows.layouts, axis) for axis in MESH_AXES], axis=1).tolist()}
+    _, rows = np.unique(meshes, axis=0, return_index=True)
+    others = [int(row) for row in np.sort(rows) if tuple(meshes[row].tolist()) not in shown][:MOST_OTHERS]
+    if not others or len(shown) > MOST_OTHERS:
+        return []
+    words = [f"{short_label(x.layout(row))} ({result.ranked.step_seconds[row] / first - 1:+.1%})" for row in others]
+    return [f"best of other sizes: {', '.join(words)}"]
+
+
 def split_words(split: Split) -> str:
     """Layers per stage, what they gain, how far that is proven."""
     counts = "-".join(map(str, split.layers_per_stage))
@@ -156,9 +174,12 @@ def proof_line(proof: Proof) -> str:
     if proof.runner_up == proof.runner_up:
         words.append(f"next best {proof.runner_up:.2%} slower")
     if proof.split:
-        words.append(f"best uneven split proven for {proof.proven:,} of {proof.split:,} sought")
+        words.append(f"shortest pipeline proven for {proof.proven:,} of {proof.split:,} splits sought")
     if proof.open:
-        words.append(f"{proof.open:,} others were not split, and a split of theirs could overtake by at most {proof.open_gain:.1%} (bound)")
+        words.append(
+            f"not proven: {proof.open:,} others were not split, and a split of theirs could overtake by at most {proof.open_gain:.1%} "
+            "(bound; --prove splits them)"
+        )
     else:
         words.append("no split of the others can overtake (bound)")
     return "; ".join(words)
@@ -173,7 +194,7 @@ def shortlist_page(
     parts += [Text(line) for line in split_lines(shortlist)]
     if shortlist.proof:
         parts.append(Text(proof_line(shortlist.proof)))
-    parts += [Text(line) for line in robustness_lines(robust)] if robust else []
+    parts += [Text(line) for line in [*other_meshes(result, shortlist), *(robustness_lines(robust) if robust else [])]]
     if "step_seconds_low" in frame:
         parts.append(Text(band_line(frame)))
     parts.append(Text(legend(result.scenario), style="dim"))

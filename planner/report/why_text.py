@@ -12,9 +12,9 @@ from rich.text import Text
 from planner.cost.memory import VERDICTS
 from planner.fewest import Fewest
 from planner.report.text import SHORT_VERDICT, STYLE, no_layout_lines, scenario_line
+from planner.report.words import short_label
 from planner.units import GIB, four, nine_digits
 from planner.why import Found, Gain, Repair, Why, found
-from solver.layout import Layout
 
 
 def why_page(answer: Why) -> RenderableType:
@@ -84,17 +84,10 @@ def fewest_lines(answer: Why) -> list[str]:
         return [f"fewest GPUs: none up to {fewest.tried:,}; the search for them gave up there, so fewer than shown may do"]
     margin = [r.best.scenario.job.num_gpus for r in answer.repairs if r.lifts == ("num_gpus",) and r.fewest is None]
     roomy = f", {margin[0]:,} for a layout that fits with a margin" if fewest.num_gpus > answer.scenario.job.num_gpus and margin else ""
-    lines = [f"fewest GPUs: {fewest.num_gpus:,}{roomy}; below {fewest.least:,} not even the states fit, every count from there was tried"]
+    risky = " (at risk: near or above the limit, it may still run)" if margin else ""
+    words = f"fewest GPUs: {fewest.num_gpus:,}{risky}{roomy}; below {fewest.least:,} not even the states fit, "
+    lines = [words + "every count from there was tried"]
     return [*lines, f"{fewer.num_gpus:,} fail: {fewer.words}"] if fewer else lines
-
-
-def short_label(layout: Layout) -> str:
-    """The label without groups of one, which `planner explain` fills in.
-
-    >>> short_label(Layout(tensor_parallel=8, pipeline_parallel=11, zero_stage=2, recompute="full", recompute_layers=12))
-    'tp8-pp11-dp1-zero2-mb1-full12'
-    """
-    return "-".join(piece for piece in layout.label.split("-") if piece not in ("vp1", "cp1", "ep1"))
 
 
 def _feasible(answer: Why) -> RenderableType:
@@ -141,7 +134,11 @@ def _table(*heads: str) -> Table:
     for head in heads:
         wide = head in ("change", "relaxed") or "layout" in head
         table.add_column(
-            head, justify="left" if wide or not head else "right", overflow="fold", no_wrap=not wide, min_width=20 if wide else None
+            head,
+            justify="left" if wide or not head else "right",
+            overflow="fold",
+            no_wrap="layout" in head or not wide,  # a label is copied whole
+            min_width=20 if wide else None,
         )
     return table
 
