@@ -40,6 +40,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = [name for name in names if name.startswith(needle)]
     close += [n for n in difflib.get_close_matches(needle, names, n=3, cutoff=0.4) if n not in close]
     if not close:
+        names.sort(key=lambda name: not name[:1].isalpha())  # names before short aliases such as 70b
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         return f"; known: {', '.join(names[:MOST_NAMED])}{more}" if names else ""
     quoted = [f"'{name}'" for name in close[:3]]

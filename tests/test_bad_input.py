@@ -54,7 +54,7 @@ def cases(text: str) -> list[tuple[list[str], str]]:
 
 NAMES = """
     --model lama --gpus 8 => no model called 'lama'; did you mean '
-    --model zzz --gpus 8 => no model called 'zzz'; known: .*falcon-40b.* and [0-9]+ more
+    --model zzz --gpus 8 => no model called 'zzz'; known: .*deepseek-v3.* and [0-9]+ more
     --model '' --gpus 8 => model
     --model llama/3 --gpus 8 => no model file 'llama/3'; give a catalogue name
     --model /etc/passwd --gpus 8 => no model file '/etc/passwd'
