@@ -192,3 +192,8 @@ def test_the_output_file_holds_what_would_be_printed(command: Command, tmp_path:
     path = tmp_path / "sensitivity.csv"
     assert command(*wishes, "--output", str(path)).out == ""
     assert path.read_text() == command(*wishes).out
+
+
+def test_where_nothing_fits_machines_read_that_too(command: Callable[..., Outcome]) -> None:
+    done = command("sensitivity", "--gpus", "1", "--model", "8b", "--format", "json")
+    assert done.code == 1 and json.loads(done.out)["pick"] is None and "no layout fits" in done.err

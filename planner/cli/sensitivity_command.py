@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ def sensitivity(scenario_word: str | None, label: str | None, factors: str | Non
         with points_bar() as progress:
             found = change_each(scenario, layout, chosen, progress)
     except NoLayoutFits as nothing:
+        if style == "json":
+            emit([json.dumps({"pick": None, "points": [], "reason": "no layout fits"}) + "\n"], output, code=1)
         click.echo("\n".join(text.no_layout_lines(nothing.result)), err=style != "table" or output is not None)
         click.get_current_context().exit(1)
     pages: dict[str, Callable[[], Iterable[str]]] = {
