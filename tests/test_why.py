@@ -34,26 +34,13 @@ from planner.fewest import (
     why_fewer_fail,
     with_batch,
 )
+from planner.lifting import gpu_counts, limits_of, pin_words, possible, value_words
+from planner.repairs import LARGER, found, larger_parts
 from planner.report.why_text import why_json, why_page
 from planner.request import Request, make_scenario
 from planner.scenario import Scenario
 from planner.search import search
-from planner.why import (
-    LARGER,
-    LEAST_GAIN,
-    Why,
-    binding,
-    found,
-    gpu_counts,
-    larger_parts,
-    limits_of,
-    pin_words,
-    possible,
-    timed_again,
-    value_words,
-    why,
-    with_wires,
-)
+from planner.why import LEAST_GAIN, Why, binding, timed_again, why, with_wires
 from solver.conflict import smallest_conflict
 from tests.builders import random_scenario, starved_scenario
 from tests.conftest import Outcome

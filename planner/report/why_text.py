@@ -11,10 +11,11 @@ from rich.text import Text
 
 from planner.cost.memory import VERDICTS
 from planner.fewest import Fewest
+from planner.repairs import Found, Repair, found
 from planner.report.text import SHORT_VERDICT, STYLE, no_layout_lines, scenario_line
 from planner.report.words import short_label
 from planner.units import GIB, four, nine_digits
-from planner.why import Found, Gain, Repair, Why, found
+from planner.why import Gain, Why
 
 
 def why_page(answer: Why) -> RenderableType:
