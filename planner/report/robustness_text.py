@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.report.words import ranges
 from planner.robustness import LEADS, SCATTER, Cause, Robustness
+from planner.units import nine_digits
 
 
 def robustness_lines(found: Robustness) -> list[str]:
@@ -56,18 +57,18 @@ def robustness_json(found: Robustness) -> dict[str, Any]:
         rival = {
             "rank": found.rival + 1 if found.rival < found.shown else None,
             "layout": found.layouts.layout(found.rival).label,
-            "lead_share": float(found.lead_share[found.rival]),
+            "lead_share": nine_digits(float(found.lead_share[found.rival])),
         }
     return {
         "draws": found.draws,
         "by_luck": found.by_luck,
         "equal_ranks": [int(row) + 1 for row in found.equals if row < found.shown],
-        "lead_share": float(found.group_share[0]),
-        "scattered_lead_share": float(found.scattered_share[found.equals].sum()),
-        "mesh_lead_share": float(found.lead_share[found.mesh].sum()),
-        "mesh_scattered_lead_share": float(found.scattered_share[found.mesh].sum()),
-        "regret_mean": float(found.regret_mean[0]),
-        "regret_p90": float(found.regret_p90[0]),
+        "lead_share": nine_digits(float(found.group_share[0])),
+        "scattered_lead_share": nine_digits(float(found.scattered_share[found.equals].sum())),
+        "mesh_lead_share": nine_digits(float(found.lead_share[found.mesh].sum())),
+        "mesh_scattered_lead_share": nine_digits(float(found.scattered_share[found.mesh].sum())),
+        "regret_mean": nine_digits(float(found.regret_mean[0])),
+        "regret_p90": nine_digits(float(found.regret_p90[0])),
         "rival": rival,
         "causes": [{"what": cause.words, "rival_leads_where_higher": cause.higher, "share": cause.share} for cause in found.causes],
     }
