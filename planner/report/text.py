@@ -164,7 +164,7 @@ def split_words(split: Split) -> str:
     """Layers per stage, what they gain, how far that is proven."""
     counts = "-".join(map(str, split.layers_per_stage))
     more = f", of them {'-'.join(map(str, split.recomputed_per_stage))} recomputed" if split.recomputed_per_stage else ""
-    proven = "proven best" if split.status == "optimal" else f"at most {split.gap:.1%} from the best"
+    proven = "shortest pipeline, proven" if split.status == "optimal" else f"at most {split.gap:.1%} from the best"
     return f"{counts} layers per stage{more}: {split.gain:.1%} faster than the even split, {proven}"
 
 
