@@ -12,9 +12,11 @@ from planner.catalogue.load import find
 from planner.catalogue.schema import Software
 from planner.cost.bound import least_step_seconds
 from planner.cost.estimate import time_of
+from planner.explain import complete_layout
+from planner.request import Request, make_scenario
 from planner.scenario import Job
 from planner.split import even_layers, with_split
-from solver.layout import Columns, Layout
+from solver.layout import Columns, Layout, columns_of
 from tests.builders import sampled_layouts
 
 DENSE = (("model_shape", "layers=22,hidden=2048,heads=16,vocab=128000"), ("num_gpus", 16), ("global_batch_size", 32))
@@ -80,3 +82,14 @@ def test_the_bound_is_within_half_a_percent_where_the_layers_divide_and_ends_wei
     ratio = least_step_seconds(scenario.job, plain) / time_of(scenario.job, plain).total
     assert len(plain) > 10 and ratio.min() > 0.995
     assert all(even_layers(scenario.job, plain.layout(row)) == (16, 16, 16, 16) for row in range(len(plain)))
+
+
+def test_experts_in_the_middle_and_words_at_the_ends_do_not_lift_the_bound() -> None:
+    # an average of both kinds of parameters is on no stage: it once put the bound two thirds above the step
+    shape = "layers=14,hidden=1024,heads=8,vocab=32000,experts=8,top_k=2,moe_ffn=14336,num_dense_layers=0"
+    request = Request(model_shape=shape, num_gpus=32, gpus_per_node=2, nic_gbit_per_s=1.0, seq_len=256, global_batch_size=16)
+    scenario = make_scenario(request)
+    job = scenario.job_in("megatron")
+    for zero_stage in (0, 1):
+        x = columns_of([complete_layout(scenario, f"pp4-ep8-dp8-zero{zero_stage}-mb1")])
+        assert least_step_seconds(job, x)[0] <= time_of(job, x).total[0]

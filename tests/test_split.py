@@ -164,3 +164,23 @@ def test_a_split_never_needs_more_than_the_verdict_of_the_even_one_allows(share:
 def with_memory(job: Job, memory_bytes: float) -> Job:
     """The job on GPUs that offer so much."""
     return dataclasses.replace(job, gpu=dataclasses.replace(job.gpu, memory_bytes=memory_bytes))
+
+
+def test_free_recompute_drops_no_load_for_a_recompute_that_it_may_do_without() -> None:
+    request = Request(model_shape="layers=7,hidden=2048,heads=16,vocab=74000", num_gpus=2, global_batch_size=32)
+    scenario = make_scenario(request)
+    job, layout = scenario.job_in("megatron"), complete_layout(scenario, "pp2-dp1-zero1-mb1-full4")
+    found = partition.solve(pipeline_of(job, layout, free_recompute=True), hint=even_layers(job, layout))
+    every = compositions(7, 2, 1, 1)
+    best = min(pipeline_seconds(with_split(job, layers, (0, 0)), layout) for layers in every)
+    assert pipeline_seconds(with_split(job, found.layers, found.recomputed), layout) == pytest.approx(best, rel=1e-6)
+
+
+def test_a_stage_at_risk_makes_its_layout_at_risk_though_another_is_fuller() -> None:
+    request = Request(model_shape="layers=13,hidden=2048,heads=16,vocab=128000", num_gpus=2, seq_len=2048, global_batch_size=16)
+    scenario = make_scenario(request)
+    layout = complete_layout(scenario, "pp2-dp1-zero1-mb2")
+    job = with_memory(scenario.job_in("megatron"), 22917909519.0)
+    found = partition.solve(pipeline_of(job, layout), hint=even_layers(job, layout))
+    x = columns_of([layout])
+    assert memory_of(with_split(job, found.layers), x).verdict[0] <= memory_of(job, x).verdict[0]
