@@ -25,7 +25,7 @@ from planner.refine import Shortlist
 from planner.scenario import Job
 from planner.search import Scored, SearchResult
 from solver.grouping import distinct
-from solver.layout import FULL, MESH_AXES, Columns, Ints, deepest_chunk
+from solver.layout import FULL, MESH_AXES, SIZES, Columns, Ints, deepest_chunk
 
 DEVIATIONS = Path(__file__).with_name("measured_runs") / "deviations.csv"
 
@@ -60,17 +60,6 @@ MOST_DECIDING = 3
 
 LEAST_SHARE = 0.1
 """Share of the variance below which a cause does not decide."""
-
-SIZES = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "virtual_pipeline",
-    "context_parallel",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "micro_batch_size",
-)
-"""Axes along which scatter grows with the logarithm of the ratio; data_parallel is what they leave."""
 
 SWITCHES = ("schedule", "zero_stage", "recompute")
 """Axes whose values all lie equally far apart."""

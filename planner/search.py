@@ -129,6 +129,13 @@ def timed(job: Job, weighed: Scored) -> Scored:
     return dataclasses.replace(weighed, step_seconds=step.total, bubble_seconds=step.bubble, exposed_seconds=step.exposed_communication)
 
 
+def retimed(scenario: Scenario, scored: Scored) -> Scored:
+    """Layouts under a scenario that changes rates alone, best first: neither legality nor memory reads a rate."""
+    stacks = ((job, np.flatnonzero(scored.stack == number)) for number, job in jobs_by_framework(scenario).items())
+    again = concatenate([timed(job, scored.take(rows)) for job, rows in stacks if len(rows)])
+    return again.take(order(scenario, again))
+
+
 def estimate(scenario: Scenario, x: Columns) -> Iterator[tuple[Scored, Scored]]:
     """Per stack: the layouts that are not out of memory with their step time, and those that are (step time nan)."""
     for job, weighed in weigh(scenario, x, *assign(scenario, x)):

@@ -15,10 +15,8 @@ from planner.cost.estimate import time_of
 from planner.cost.memory import OUT_OF_MEMORY, VERDICTS
 from planner.errors import InputError, NoLayoutFits
 from planner.explain import explain
-from planner.frameworks.legality import jobs_by_framework
-from planner.rank import order
 from planner.scenario import Job, Scenario
-from planner.search import Scored, SearchResult, search
+from planner.search import Scored, SearchResult, retimed, search
 from planner.units import GB, GIB
 from solver.layout import Layout, columns_of
 
@@ -243,18 +241,7 @@ def _searched(scenario: Scenario) -> tuple[Outcome | None, str]:
 def _retimed(scenario: Scenario, ranked: Scored) -> Outcome:
     """The best of layouts that were ranked under other rates: neither legality nor memory reads a rate."""
     fitting = ranked.take(np.flatnonzero(ranked.verdict == ranked.verdict[0]))
-    return _first(scenario.job, _timed_again(scenario, fitting))
-
-
-def _timed_again(scenario: Scenario, scored: Scored) -> Scored:
-    """The layouts under a scenario's rates, best first."""
-    seconds = np.zeros(len(scored))
-    for number, job in jobs_by_framework(scenario).items():
-        rows = np.flatnonzero(scored.stack == number)
-        if len(rows):
-            seconds[rows] = time_of(job, scored.layouts.take(rows)).total
-    again = dataclasses.replace(scored, step_seconds=seconds)
-    return again.take(order(scenario, again))
+    return _first(scenario.job, retimed(scenario, fitting))
 
 
 def elasticity(scenario: Scenario, layout: Layout, knob: Knob, pick: Outcome | None, points: Sequence[Point]) -> float:

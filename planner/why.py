@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from planner.errors import InputError, NoLayoutFits
 from planner.fewest import (
     MOST_BATCH,
@@ -17,7 +15,6 @@ from planner.fewest import (
     why_fewer_fail,
     with_batch,
 )
-from planner.frameworks.legality import jobs_by_framework
 from planner.lifting import (
     AXIS_WORDS,
     Limit,
@@ -26,10 +23,9 @@ from planner.lifting import (
     possible,
     with_memory,
 )
-from planner.rank import order
 from planner.repairs import Found, Repair, changes, found, repairs_of
 from planner.scenario import Scenario
-from planner.search import SearchResult, concatenate, search, timed
+from planner.search import SearchResult, retimed, search
 from planner.units import GIB
 from solver.conflict import remembered
 
@@ -164,11 +160,4 @@ def with_wires(scenario: Scenario, **changed: float) -> Scenario:
 
 def timed_again(result: SearchResult, scenario: Scenario) -> SearchResult:
     """The search under a scenario that changes bandwidths alone: the same layouts fit, so they are only timed anew."""
-    ranked = result.ranked
-    parts = []
-    for number, job in jobs_by_framework(scenario).items():
-        rows = np.flatnonzero(ranked.stack == number)
-        if len(rows):
-            parts.append(timed(job, ranked.take(rows)))
-    again = concatenate(parts)
-    return dataclasses.replace(result, scenario=scenario, ranked=again.take(order(scenario, again)))
+    return dataclasses.replace(result, scenario=scenario, ranked=retimed(scenario, result.ranked))

@@ -20,18 +20,7 @@ from planner.frameworks.legality import framework_of
 from planner.refine import costing_job, ranking, same_rows
 from planner.scenario import Scenario
 from planner.search import Scored, search
-from solver.layout import SCHEDULES, WORDS, Columns, Ints, Layout, columns_of, deepest_chunk, natural_schedule
-
-SIZES = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "virtual_pipeline",
-    "context_parallel",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "micro_batch_size",
-)
-"""The sizes that count as one change each; data_parallel follows them."""
+from solver.layout import SCHEDULES, SIZES, WORDS, Columns, Ints, Layout, columns_of, deepest_chunk, natural_schedule
 
 DIGITS = 9
 """Distances that agree to so many digits are equal: the last bits of a logarithm never decide which layout is nearest."""

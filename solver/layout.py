@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,16 @@ SPLIT_AXES = ("micro_batch_size", "virtual_pipeline")
 """How a replica cuts its batch and a stage its layers: CP-SAT enumerates them per pipeline and data size."""
 SWITCH_AXES = ("schedule", "zero_stage", "recompute", "recompute_layers")
 """The independent switches: numpy spreads them over every mesh and split."""
+SIZES = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "virtual_pipeline",
+    "context_parallel",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "micro_batch_size",
+)
+"""The sizes that somebody chooses: data_parallel is what they leave of the GPUs."""
 AXES = MESH_AXES + SPLIT_AXES + SWITCH_AXES
 
 
@@ -134,6 +145,18 @@ def natural_schedule(virtual_pipeline: int) -> str:
 def num_micro_batches(x: Any, global_batch_size: int) -> Any:
     """Micro-batches per step and replica of one layout or many, rounded down where the batch does not divide."""
     return global_batch_size // (x.data_parallel * x.micro_batch_size)
+
+
+@cache
+def chunk_sizes(num_layers: int, chunks: int) -> tuple[int, ...]:
+    """Layers of each of some chunks, in their order: as even as possible, the surplus in the middle ones.
+
+    >>> chunk_sizes(61, 8)
+    (7, 8, 8, 8, 8, 8, 7, 7)
+    """
+    base, surplus = divmod(num_layers, chunks)
+    first = (chunks - surplus) // 2
+    return tuple(base + (first <= chunk < first + surplus) for chunk in range(chunks))
 
 
 def deepest_chunk(x: Any, num_layers: int) -> Any:

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from functools import cache
 from itertools import accumulate
 from typing import Literal
 
 from ortools.sat.python import cp_model
+
+from solver.layout import chunk_sizes
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
@@ -169,18 +170,6 @@ class Partition:
         if self.step is None or self.bound is None:
             return math.inf
         return float((self.step - self.bound) / self.step) if self.step else 0.0
-
-
-@cache
-def chunk_sizes(num_layers: int, chunks: int) -> tuple[int, ...]:
-    """Layers of each chunk of a stage: as even as possible, the surplus in the middle chunks.
-
-    >>> chunk_sizes(61, 8)
-    (7, 8, 8, 8, 8, 8, 7, 7)
-    """
-    base, surplus = divmod(num_layers, chunks)
-    first = (chunks - surplus) // 2
-    return tuple(base + (first <= chunk < first + surplus) for chunk in range(chunks))
 
 
 def split_chunks(pipeline: Pipeline, layers: Sequence[int]) -> tuple[int, ...]:

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from planner.cli.options import CONTEXT, OutputPath, request_options, scenario_of
-from planner.cli.terminal import emit, progress_bar, rendered
-from planner.cli.why_command import working
+from planner.cli.terminal import emit, progress_bar, rendered, working
 from planner.errors import InputError, NoLayoutFits
 from planner.scenario import SORTS
 

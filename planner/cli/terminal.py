@@ -93,6 +93,18 @@ def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
         yield advance
 
 
+@contextmanager
+def working(words: str) -> Iterator[None]:
+    """Says on standard error what takes so long, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(words):
+        yield
+
+
 def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and out."""
     with suppress(OSError):

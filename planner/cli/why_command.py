@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from planner.cli.options import CONTEXT, OutputPath, request_options, scenario_of
-from planner.cli.terminal import emit, rendered
-
-
-@contextmanager
-def working(words: str) -> Iterator[None]:
-    """Says on standard error what takes so long, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(words):
-        yield
+from planner.cli.terminal import emit, rendered, working
 
 
 @click.command(context_settings=CONTEXT)

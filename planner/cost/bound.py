@@ -33,9 +33,9 @@ def least_step_seconds(job: Job, x: Columns) -> Floats:
     """Seconds below which no split of a layout's layers can bring its step.
 
     Memory is no limit, the parameters are perfectly balanced and their transfers hidden as well as can be, of two kinds
-    of layers only the experts take room. Without
-    a pipeline there is nothing to split: the step itself. Source: the terms of :func:`planner.cost.step.step_seconds`, each
-    replaced by the least that a split can make of it; the longest stage by the least longest one (:func:`least_longest`).
+    of layers only the experts take room. Without a pipeline there is nothing to split: the step itself. Source: the terms
+    of :func:`planner.cost.step.step_seconds`, each replaced by the least that a split can make of it; the longest stage by
+    the least longest one (:func:`least_longest`).
     """
     bound = np.empty(len(x))
     staged = x.pipeline_parallel > 1

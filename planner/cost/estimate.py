@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost import memory
 from planner.cost.arrays import Floats
 from planner.cost.memory import Memory
-from planner.cost.stages import Stages, chosen, each_candidate
+from planner.cost.stages import each_candidate
 from planner.cost.step import StepSeconds, step_seconds
 from planner.scenario import Job
 from solver.layout import Columns, Ints
@@ -20,7 +20,6 @@ class MemoryEstimate:
     """The fullest stage of every layout."""
 
     parts: Memory
-    stage: Stages
     need_bytes: Floats
     verdict: Ints
     """Indices into :data:`planner.cost.memory.VERDICTS`."""
@@ -35,7 +34,7 @@ def memory_of(job: Job, x: Columns) -> MemoryEstimate:
     fullest, rows = np.argmax(needs, axis=0), np.arange(len(x))
     parts = Memory(*(np.stack([getattr(m, name) for m in found])[fullest, rows] for name in Memory.__dataclass_fields__))
     verdicts = [memory.verdicts(job, need, own.logits + own.transient) for need, own in zip(needs, found, strict=True)]
-    return MemoryEstimate(parts, chosen(candidates, fullest), needs[fullest, rows], np.max(verdicts, axis=0))
+    return MemoryEstimate(parts, needs[fullest, rows], np.max(verdicts, axis=0))
 
 
 def time_of(job: Job, x: Columns) -> StepSeconds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,16 +100,17 @@ class Passes:
 
     def through(self, stage: Stages) -> tuple[Floats, Floats]:
         """Forward and backward seconds of one micro-batch through a stage, ends included; one stage per layout."""
-        forward, backward = self.part("forward", stage), self.part("backward", stage)
+        forward, backward = self.parts(("forward", "backward"), stage).values()
         return forward + self.ends.forward(stage), backward + self.ends.backward(stage)
 
-    def part(self, name: str, stage: Stages) -> Floats:
-        """One part (a field of LayerSeconds) over the layers of a stage, ends apart."""
-        return self.layers.sum(name, stage, _modes_of(self.x, stage))
+    def parts(self, names: Iterable[str], stage: Stages) -> dict[str, Floats]:
+        """Some parts (fields of LayerSeconds) over the layers of a stage, ends apart."""
+        modes = _modes_of(self.x, stage)
+        return {name: self.layers.sum(name, stage, modes) for name in names}
 
 
-def whole_model(job: Job, x: Columns, recomputed: int = 0) -> Stages:
-    """All stages together as one, some of its layers recomputed, to sum over a pipeline."""
+def whole_model(job: Job, x: Columns) -> Stages:
+    """All stages together as one, nothing recomputed, to sum over a pipeline."""
     model = job.model
     ones = np.ones(len(x), dtype=np.int64)
     dense, moe = model.num_layers - model.num_moe_layers, model.num_moe_layers
@@ -116,4 +118,4 @@ def whole_model(job: Job, x: Columns, recomputed: int = 0) -> Stages:
         moe += job.num_mtp_layers
     else:
         dense += job.num_mtp_layers
-    return Stages(0 * ones, dense * ones, moe * ones, model.num_layers * ones, ones, ones, recomputed * ones)
+    return Stages(0 * ones, dense * ones, moe * ones, model.num_layers * ones, ones, ones, 0 * ones)

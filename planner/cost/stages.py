@@ -11,6 +11,7 @@ from planner.cost.arrays import Number
 from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import V_CODES, Columns, Ints
+from solver.layout import chunk_sizes as even_chunks
 
 
 def chunk_sizes(num_layers: int, chunks: int) -> Ints:
@@ -21,11 +22,7 @@ def chunk_sizes(num_layers: int, chunks: int) -> Ints:
     >>> chunk_sizes(61, 8).tolist()
     [7, 8, 8, 8, 8, 8, 7, 7]
     """
-    base, surplus = divmod(num_layers, chunks)
-    first = (chunks - surplus) // 2
-    sizes = np.full(chunks, base, dtype=np.int64)
-    sizes[first : first + surplus] += 1
-    return sizes
+    return np.array(even_chunks(num_layers, chunks), dtype=np.int64)
 
 
 def stage_of_chunk(pipeline: int, per_stage: int, v_shaped: bool) -> Ints:

@@ -84,7 +84,8 @@ def step_seconds(job: Job, x: Columns) -> StepSeconds:
     slowed = stragglers(job) * (m * (steady + per_boundary + per_batch) + fill)
     params = _most_parameters(job, x, candidates)
     data = _data_seconds(job, x, params, forward, backward, fill, m)
-    named = {part: m * passes.part(part, stage) for part in ("recompute", "launch", "tensor", "context", "expert", "sharding")}
+    own = passes.parts(("recompute", "launch", "tensor", "context", "expert", "sharding"), stage)
+    named = {part: m * seconds for part, seconds in own.items()}
     average = np.minimum(alone / p / steady, 1.0)  # of what the slowest stage does, part by part
     return StepSeconds(
         compute=average * (m * steady - sum(named.values())),

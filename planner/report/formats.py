@@ -13,6 +13,7 @@ import pandas as pd
 from planner.refine import Shortlist
 from planner.report.robustness_text import robustness_json
 from planner.robustness import Robustness
+from planner.scenario import Scenario
 from planner.search import SearchResult
 from planner.units import nine_digits
 
@@ -27,23 +28,28 @@ def csv_pieces(frame: pd.DataFrame) -> Iterator[str]:
         yield piece.to_csv(index=False, header=False, lineterminator="\n", float_format="%.9g")
 
 
+def scenario_json(scenario: Scenario) -> dict[str, Any]:
+    """The question as plain data."""
+    job = scenario.job
+    return {
+        "name": scenario.name,
+        "model": job.model.name,
+        "gpu": job.gpu.name,
+        "num_gpus": job.num_gpus,
+        "seq_len": job.seq_len,
+        "global_batch_size": job.global_batch_size,
+        "precision": job.precision,
+        "optimizer": job.optimizer,
+        "framework": scenario.choices.framework,
+    }
+
+
 def json_text(
     result: SearchResult, shortlist: Shortlist, robust: Robustness | None, frame: pd.DataFrame, findings: list[dict[str, str]]
 ) -> str:
     """One object: the scenario, the books, what is proven, and the layouts in rank order."""
-    scenario, job = result.scenario, result.scenario.job
     content: dict[str, Any] = {
-        "scenario": {
-            "name": scenario.name,
-            "model": job.model.name,
-            "gpu": job.gpu.name,
-            "num_gpus": job.num_gpus,
-            "seq_len": job.seq_len,
-            "global_batch_size": job.global_batch_size,
-            "precision": job.precision,
-            "optimizer": job.optimizer,
-            "framework": scenario.choices.framework,
-        },
+        "scenario": scenario_json(result.scenario),
         "space": result.funnel.space,
         "dropped": result.funnel.dropped,
         "survivors": result.funnel.survivors,

@@ -12,6 +12,7 @@ from rich.text import Text
 from planner.cost.memory import VERDICTS
 from planner.fewest import Fewest
 from planner.repairs import Found, Repair, found
+from planner.report.formats import scenario_json
 from planner.report.text import SHORT_VERDICT, STYLE, no_layout_lines, scenario_line
 from planner.report.words import short_label
 from planner.units import GIB, four, nine_digits
@@ -146,19 +147,8 @@ def _table(*heads: str) -> Table:
 
 def why_json(answer: Why) -> dict[str, Any]:
     """The whole answer as plain data, base units."""
-    job = answer.scenario.job
     return {
-        "scenario": {
-            "name": answer.scenario.name,
-            "model": job.model.name,
-            "gpu": job.gpu.name,
-            "num_gpus": job.num_gpus,
-            "seq_len": job.seq_len,
-            "global_batch_size": job.global_batch_size,
-            "precision": job.precision,
-            "optimizer": job.optimizer,
-            "framework": answer.scenario.choices.framework,
-        },
+        "scenario": scenario_json(answer.scenario),
         "feasible": answer.feasible,
         "best": _found_json(found(answer.result)) if answer.result is not None and answer.feasible else None,
         **diagnosis_json(answer),
