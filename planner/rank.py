@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.arrays import Floats
+from planner.operations import goodput
 from planner.scenario import Scenario
 from solver.layout import AXES, Ints
 
@@ -28,10 +29,16 @@ TIE_BREAKERS = (
 MEASURES: dict[str, Callable[[Scenario, Scored], Floats]] = {
     "step": lambda scenario, scored: scored.step_seconds,
     "memory": lambda scenario, scored: scored.need_bytes,
-    "gpu-hours": lambda scenario, scored: scored.step_seconds * scenario.job.num_gpus,
-    "cost": lambda scenario, scored: scored.step_seconds * scenario.job.num_gpus * scenario.price_usd_per_hour,
+    "goodput": lambda scenario, scored: scored.step_seconds / goodput(scenario, scored.stack),
+    "gpu-hours": lambda scenario, scored: gpu_seconds(scenario, scored),
+    "cost": lambda scenario, scored: gpu_seconds(scenario, scored) * scenario.price_usd_per_hour,
 }
-"""What ``--sort`` may name. Inside one cluster size, step, gpu-hours and cost agree; across sizes they do not."""
+"""What ``--sort`` may name. Inside one cluster size the last three agree, and differ from step where stacks write other checkpoints."""
+
+
+def gpu_seconds(scenario: Scenario, scored: Scored) -> Floats:
+    """GPU-seconds of a step, with its share of failures, checkpoints and evaluation."""
+    return scored.step_seconds * scenario.job.num_gpus / goodput(scenario, scored.stack)
 
 
 def order(scenario: Scenario, scored: Scored, sort: str = "step") -> Ints:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.catalogue import load
-from planner.catalogue.schema import Cluster, Gpu, Model, Software
+from planner.catalogue.schema import Cluster, Gpu, Model, Operations, Software
 from planner.errors import InputError, nearest
 from planner.profile import read_profile
-from planner.scenario import Choices, Scenario, make_job
+from planner.scenario import DEFAULT_OPERATIONS, Choices, Scenario, make_job
+from planner.units import base_unit
 from solver.layout import LABEL_ORDER, WORDS
 
 DEFAULT_GPU = "h100-sxm-80gb"
@@ -51,7 +52,24 @@ class Request:
     sequence_parallel: bool | None = None
     dropout: bool | None = None
     multi_token_prediction: bool | None = None
+    # [operations]
+    operations: str | None = None
+    """Catalogue name of what is assumed of failures and checkpoints, or a TOML file."""
+    interruptions_per_1000_gpu_days: float | None = None
+    restart_minutes: float | None = None
+    storage_gb_per_s: float | None = None
+    """Written per node."""
+    asynchronous_checkpoints: bool | None = None
+    checkpoint_minutes: float | None = None
+    """Between two checkpoints; not stated: the best interval."""
+    evaluation_share: float | None = None
+    repair_hours: float | None = None
+    power_usage_effectiveness: float | None = None
     # [choices]
+    max_days: float | None = None
+    max_cost_usd: float | None = None
+    max_step_seconds: float | None = None
+    min_tokens_per_second: float | None = None
     framework: str | None = None
     software: str | None = None
     profile: str | None = None
@@ -97,7 +115,22 @@ TABLES: dict[str, tuple[str, ...]] = {
         "dropout",
         "multi_token_prediction",
     ),
+    "operations": (
+        "operations",
+        "interruptions_per_1000_gpu_days",
+        "restart_minutes",
+        "storage_gb_per_s",
+        "asynchronous_checkpoints",
+        "checkpoint_minutes",
+        "evaluation_share",
+        "repair_hours",
+        "power_usage_effectiveness",
+    ),
     "choices": (
+        "max_days",
+        "max_cost_usd",
+        "max_step_seconds",
+        "min_tokens_per_second",
         "framework",
         "software",
         "profile",
@@ -109,7 +142,7 @@ TABLES: dict[str, tuple[str, ...]] = {
         *LABEL_ORDER,
     ),
 }
-RENAMED = {"model": {"name": "model", "shape": "model_shape"}, "cluster": {"name": "cluster"}}
+RENAMED = {"model": {"name": "model", "shape": "model_shape"}, "cluster": {"name": "cluster"}, "operations": {"name": "operations"}}
 """Keys that read better inside their table than by their flat name."""
 
 COUNT = re.compile(r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*)(?:\.[0-9]+)?(?:e[0-9]{1,2})?)([kmbgt]?)", re.IGNORECASE | re.ASCII)
@@ -291,9 +324,16 @@ def make_scenario(request: Request, name: str = "flags") -> Scenario:
     )
     if request.software:
         load.find(Software, request.software)
-    tokens = request.training_tokens or 0.0
     price = gpu.price_usd_per_hour if request.price_usd_per_hour is None else request.price_usd_per_hour
-    return Scenario(name=name, job=job, choices=_choices(request), training_tokens=tokens, price_usd_per_hour=price, profile=profile)
+    return Scenario(
+        name=name,
+        job=job,
+        choices=_choices(request),
+        training_tokens=request.training_tokens or 0.0,
+        price_usd_per_hour=price,
+        profile=profile,
+        operations=_operations(request),
+    )
 
 
 LEAST_AND_MOST = {
@@ -306,6 +346,17 @@ LEAST_AND_MOST = {
     "global_batch_tokens": (1, 1 << 50),
     "max_pipeline_parallel": (1, 1_000_000),
     "min_context_tokens": (1, 1 << 26),
+    "interruptions_per_1000_gpu_days": (0.0, 1e5),
+    "restart_minutes": (0.0, 1e5),
+    "storage_gb_per_s": (1e-4, 1e6),
+    "checkpoint_minutes": (0.01, 1e6),
+    "evaluation_share": (0.0, 10.0),
+    "repair_hours": (0.0, 1e5),
+    "power_usage_effectiveness": (1.0, 10.0),
+    "max_days": (1e-6, 1e6),
+    "max_cost_usd": (1e-6, 1e15),
+    "max_step_seconds": (1e-6, 1e9),
+    "min_tokens_per_second": (1e-6, 1e15),
 }
 """Beyond these an amount is a slip of the keyboard."""
 
@@ -367,6 +418,25 @@ def _global_batch(request: Request, seq_len: int) -> int:
     if request.global_batch_size is not None:
         return request.global_batch_size
     return max(DEFAULT_TOKENS_PER_STEP // seq_len, 1)
+
+
+OVERRIDES = {
+    "interruptions_per_1000_gpu_days": "interruptions_per_1000_gpu_days",
+    "restart_minutes": "restart_seconds",
+    "storage_gb_per_s": "storage_bytes_per_s",
+    "asynchronous_checkpoints": "asynchronous",
+    "checkpoint_minutes": "checkpoint_interval_seconds",
+    "evaluation_share": "evaluation_share",
+    "repair_hours": "repair_seconds",
+    "power_usage_effectiveness": "power_usage_effectiveness",
+}
+"""Key of a request -> field of the operations that it replaces."""
+
+
+def _operations(request: Request) -> Operations:
+    """What is assumed of failures and checkpoints, with the user's own figures."""
+    changed = {field: value * base_unit(key)[1] for key, field in OVERRIDES.items() if (value := getattr(request, key)) is not None}
+    return dataclasses.replace(load.find(Operations, request.operations or DEFAULT_OPERATIONS), **changed)
 
 
 def _choices(request: Request) -> Choices:

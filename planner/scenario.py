@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from planner.catalogue import load
-from planner.catalogue.schema import PRECISIONS, Cluster, Generation, Gpu, Model, Physics, Software, require
+from planner.catalogue.schema import PRECISIONS, Cluster, Generation, Gpu, Model, Operations, Physics, Software, require
 from planner.errors import InputError, nearest
 from planner.profile import Profile, tuned
 
@@ -131,7 +131,7 @@ class Job:
 
 
 FRAMEWORK_CHOICES = ("any", "megatron", "torchtitan", "deepspeed", "none")
-SORTS = ("step", "memory", "cost", "gpu-hours")
+SORTS = ("step", "memory", "cost", "gpu-hours", "goodput")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +150,12 @@ class Choices:
     max_pipeline_parallel: int = 64
     min_context_tokens: int = 256
     pad_vocabulary: bool = True
+    max_days: float = 0.0
+    """Of the whole run, failures included; 0 = no limit, as for the next three."""
+    max_cost_usd: float = 0.0
+    max_step_seconds: float = 0.0
+    min_tokens_per_second: float = 0.0
+    """Of the whole cluster, while it trains."""
 
     def __post_init__(self) -> None:
         require(
@@ -171,6 +177,13 @@ class Scenario:
     price_usd_per_hour: float = 0.0
     profile: Profile = field(default_factory=dict)
     """Constants of the user's own cluster and stack."""
+    operations: Operations = field(default_factory=lambda: load.find(Operations, DEFAULT_OPERATIONS))
+    """What is assumed of failures, checkpoints, evaluation and power."""
+
+    def __post_init__(self) -> None:
+        for key in ("max_days", "max_cost_usd"):
+            if getattr(self.choices, key) and not self.training_tokens:
+                raise InputError(f"choices.{key} = {getattr(self.choices, key):g} needs workload.training_tokens (--tokens)")
 
     @cached_property
     def stacks(self) -> Mapping[str, Software]:
@@ -185,6 +198,7 @@ class Scenario:
         return self.job.under(self.stacks[framework])
 
 
+DEFAULT_OPERATIONS = "today"
 DEFAULT_STACKS = {"megatron": "megatron-core", "torchtitan": "fsdp2", "deepspeed": "deepspeed", "none": "megatron-core"}
 
 

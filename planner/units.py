@@ -29,6 +29,8 @@ SUFFIXES: dict[str, tuple[str, float]] = {
     "_gb": ("_bytes", GB),
     "_ms": ("_seconds", 1e-3),
     "_us": ("_seconds", 1e-6),
+    "_minutes": ("_seconds", 60.0),
+    "_hours": ("_seconds", 3600.0),
 }
 
 

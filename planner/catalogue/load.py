@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from planner.catalogue.schema import Cluster, Generation, Gpu, Model, Physics, Software
+from planner.catalogue.schema import Cluster, Generation, Gpu, Model, Operations, Physics, Software
 from planner.errors import InputError, nearest
 from planner.units import SUFFIXES, base_unit
 
@@ -27,6 +27,7 @@ FOLDERS: dict[type, str] = {
     Generation: "generations",
     Software: "software",
     Physics: "physics",
+    Operations: "operations",
 }
 MAX_FILE_BYTES = 4 << 20
 

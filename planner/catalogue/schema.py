@@ -481,3 +481,50 @@ class Physics:
     oom_sigmas: float
     """A layout fits below usable - fits_sigmas, is out of memory above usable + oom_sigmas, at risk between."""
     source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """What surrounds a training run, as one published run reported it: failures, restarts, checkpoints, evaluation, power."""
+
+    name: str
+    interruptions_per_1000_gpu_days: float
+    """Unexpected ends of the job, whatever their cause."""
+    restart_seconds: float
+    """From a failure to the first new step: detecting it, replacing the node, starting, warming up; loading the checkpoint apart."""
+    storage_bytes_per_s: float
+    """Written to shared storage per node, all nodes writing at once."""
+    storage_read_bytes_per_s: float
+    """The same, read."""
+    checkpoint_fixed_seconds: float
+    """Training waits so long for every checkpoint, whatever its size: planning, barriers, metadata."""
+    copy_bytes_per_s: float
+    """From a GPU to its host; while an asynchronous checkpoint is copied, training waits."""
+    asynchronous: bool
+    """Checkpoints are written behind the training, once they are copied to the hosts."""
+    checkpoint_interval_seconds: float = 0.0
+    """Between two checkpoints; 0 = the best one."""
+    evaluation_share: float
+    """Evaluation's seconds over training's."""
+    node_share: float
+    """Share of the interruptions that take a node out of service."""
+    repair_seconds: float
+    """Until a node that was taken out is back."""
+    spare_probability: float
+    """With which a spare node shall be at hand."""
+    power_usage_effectiveness: float
+    """Power of the site over that of the machines."""
+    aliases: tuple[str, ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"operations '{self.name}'"
+        within(where, self, "interruptions_per_1000_gpu_days", 0, 1e6)
+        for key in ("restart_seconds", "checkpoint_fixed_seconds", "checkpoint_interval_seconds", "repair_seconds"):
+            within(where, self, key, 0, 1e9)
+        for key in ("storage_bytes_per_s", "storage_read_bytes_per_s", "copy_bytes_per_s"):
+            within(where, self, key, 1e3, 1e15)
+        within(where, self, "evaluation_share", 0, 10)
+        within(where, self, "node_share", 0, 1)
+        within(where, self, "power_usage_effectiveness", 1, 10)
+        require(0 <= self.spare_probability < 1, f"{where}: spare_probability = {self.spare_probability:g} must lie in [0, 1)")

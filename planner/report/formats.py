@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from planner.refine import Shortlist
+from planner.report.operations_text import operations_json
 from planner.report.robustness_text import robustness_json
 from planner.robustness import Robustness
 from planner.scenario import Scenario
@@ -56,11 +57,19 @@ def json_text(
         "nearest": _nearest(result),
         "proof": _plain(dataclasses.asdict(shortlist.proof)) if shortlist.proof else None,
         "robustness": robustness_json(robust) if robust else None,
+        "operations": _operations(result, shortlist),
         "layouts": [_plain(row) for row in frame.to_dict("records")],
     }
     for row, found in zip(content["layouts"], findings, strict=False):
         row["flags"] = found
     return json.dumps(content, indent=1) + "\n"
+
+
+def _operations(result: SearchResult, shortlist: Shortlist) -> dict[str, Any] | None:
+    """What surrounds the steps of the first layout."""
+    if not len(shortlist.rows):
+        return None
+    return operations_json(result.scenario, shortlist.job(result.scenario, 0), float(shortlist.rows.step_seconds[0]))
 
 
 def _nearest(result: SearchResult) -> dict[str, Any] | None:
@@ -94,7 +103,7 @@ MARKDOWN_COLUMNS = (
     "exposed_communication_share",
     "memory_gib",
     "verdict",
-    "days",
+    "total_days",
     "cost_usd",
 )
 

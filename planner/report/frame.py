@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from planner.cost.memory import VERDICTS
 from planner.cost.stages import chunk_sizes
 from planner.frameworks.legality import framework_names, framework_of, jobs_by_framework
 from planner.frameworks.megatron import pipeline_layout
+from planner.operations import goodput, run_of, usd_per_billion_tokens
 from planner.refine import Shortlist
 from planner.report.robustness_text import robustness_columns
 from planner.robustness import Robustness
@@ -20,7 +22,7 @@ from planner.scenario import Job, Scenario
 from planner.search import Scored
 from planner.split import Split
 from planner.uncertainty import band
-from planner.units import GIB, SECONDS_PER_DAY
+from planner.units import GIB
 from solver.layout import LABEL_ORDER, WORDS, Columns, num_micro_batches
 
 
@@ -44,6 +46,7 @@ def layouts_frame(scenario: Scenario, scored: Scored) -> pd.DataFrame:
     frame["frameworks"] = ["+".join(framework_names(int(bits))) or "none" for bits in scored.frameworks]
     frame["software"] = software_names(scenario, scored)
     frame["step_seconds"] = step
+    frame["tokens_per_second"] = job.tokens_per_step / step
     frame["tokens_per_second_per_gpu"] = job.tokens_per_step / step / job.num_gpus
     frame["mfu"] = mfu(job, step)
     frame["bubble_share"] = scored.bubble_seconds / step
@@ -52,11 +55,11 @@ def layouts_frame(scenario: Scenario, scored: Scored) -> pd.DataFrame:
     frame["usable_gib"] = job.gpu.memory_bytes / GIB
     frame["headroom_share"] = 1.0 - scored.need_bytes / job.gpu.memory_bytes
     frame["verdict"] = np.array(VERDICTS)[scored.verdict] if len(scored) else []
+    frame["goodput"] = goodput(scenario, scored.stack)
+    frame["usd_per_billion_tokens"] = usd_per_billion_tokens(scenario, step, frame["goodput"])
     if scenario.training_tokens:
-        days = training_days(scenario, step)
-        frame["days"] = days
-        frame["gpu_hours"] = days * 24.0 * job.num_gpus
-        frame["cost_usd"] = frame["gpu_hours"] * scenario.price_usd_per_hour
+        run = run_of(scenario, step, frame["goodput"].to_numpy())
+        frame = frame.assign(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
     return frame
 
 
@@ -68,12 +71,6 @@ def software_names(scenario: Scenario, scored: Scored) -> list[str]:
 def mfu(job: Job, step_seconds: np.ndarray) -> np.ndarray:
     """Model FLOPs (recompute not counted, attention's full square) over the dense peak of the workload's precision."""
     return flops.model_flops_per_step(job) / (step_seconds * job.num_gpus * job.peak_flops)
-
-
-def training_days(scenario: Scenario, step_seconds: np.ndarray) -> np.ndarray:
-    """Days of uninterrupted training for the scenario's tokens."""
-    steps = scenario.training_tokens / scenario.job.tokens_per_step
-    return steps * step_seconds / SECONDS_PER_DAY
 
 
 def shortlist_frame(scenario: Scenario, shortlist: Shortlist, robust: Robustness | None = None) -> pd.DataFrame:

@@ -18,9 +18,9 @@ from planner.cost import parameters
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.refine import Proof, Shortlist
-from planner.report.frame import training_days
+from planner.report.operations_text import operations_lines
 from planner.report.robustness_text import robustness_lines
-from planner.report.words import ranges, short_label
+from planner.report.words import money_cell, ranges, short_label
 from planner.robustness import Robustness
 from planner.scenario import Scenario
 from planner.search import SearchResult, nearest_refused
@@ -57,7 +57,7 @@ def recompute_cell(row: Mapping[Any, Any]) -> str:
 def shortlist_table(frame: pd.DataFrame) -> Table:
     """The shortlist at 100 columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold underline")
-    money = "days" in frame
+    money = "total_days" in frame
     heads = ["#", "TP", "PP", "VP", "CP", "EP", "DP", "Z", "MB", "recomp", "step s", "tok/s", "MFU%", "bub%", "com%", "GiB", ""]
     heads += ["days", "cost"] if money else []
     heads += ["in"]
@@ -84,22 +84,10 @@ def shortlist_table(frame: pd.DataFrame) -> Table:
         ]
         styled = [Text(cell) for cell in cells] + [Text(SHORT_VERDICT[verdict], style=STYLE[verdict])]
         if money:
-            styled += [Text(f"{row['days']:.3g}"), Text("$" + money_cell(row["cost_usd"]))]
+            styled += [Text(f"{row['total_days']:.3g}"), Text("$" + money_cell(row["cost_usd"]))]
         styled.append(Text("".join(name[0].upper() for name in str(row["frameworks"]).split("+")) if row["frameworks"] != "none" else "-"))
         table.add_row(*styled)
     return table
-
-
-def money_cell(dollars: float) -> str:
-    """Dollars in three digits.
-
-    >>> money_cell(1_234_567), money_cell(8_900)
-    ('1.23M', '8.9k')
-    """
-    for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if dollars >= scale:
-            return f"{dollars / scale:.3g}{letter}"
-    return f"{dollars:.0f}"
 
 
 def legend(scenario: Scenario) -> str:
@@ -189,6 +177,7 @@ def shortlist_page(
     result: SearchResult, shortlist: Shortlist, robust: Robustness | None, frame: pd.DataFrame, findings: list[dict[str, str]]
 ) -> RenderableType:
     """The whole answer to a search."""
+    first_step = float(shortlist.rows.step_seconds[0])
     parts: list[RenderableType] = [Text(scenario_line(result.scenario)), Text("")]
     parts.append(shortlist_table(frame))
     parts += [Text(line) for line in split_lines(shortlist)]
@@ -201,6 +190,8 @@ def shortlist_page(
     parts.append(Text(""))
     parts.append(checklist(findings))
     parts += [Text(f"- {note}") for note in advice.reminders(result.scenario)]
+    parts.append(Text(""))
+    parts += [Text(line) for line in operations_lines(result.scenario, shortlist.job(result.scenario, 0), first_step)]
     parts.append(Text(""))
     parts += [Text(line) for line in books(result)]
     return Group(*parts)
@@ -276,10 +267,7 @@ def ledger_page(found: Explanation) -> RenderableType:
         style=STYLE[verdict],
     )
     parts: list[RenderableType] = [*head, summary, *band_texts(found, total), Text(""), memory_table(found), Text(""), step_table(found)]
-    if scenario.training_tokens:
-        days = float(training_days(scenario, found.step.total)[0])
-        cost = days * 24 * job.num_gpus * scenario.price_usd_per_hour
-        parts.append(Text(f"{days:.1f} days without interruptions, ${money_cell(cost)} at ${scenario.price_usd_per_hour}/GPU-hour"))
+    parts += [Text(line) for line in operations_lines(scenario, job, total)]
     parts += [Text(""), figures_table(found.figures), Text(""), checklist([dict(found.flags)])]
     parts += [Text(f"- {note}") for note in advice.reminders(scenario)]
     return Group(*parts)

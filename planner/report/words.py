@@ -27,3 +27,27 @@ def short_label(layout: Layout) -> str:
     'tp8-pp11-dp1-zero2-mb1-full12'
     """
     return "-".join(piece for piece in layout.label.split("-") if piece not in ("vp1", "cp1", "ep1"))
+
+
+def money_cell(dollars: float) -> str:
+    """Dollars in three digits.
+
+    >>> money_cell(1_234_567), money_cell(8_900), money_cell(999_900)
+    ('1.23M', '8.9k', '1M')
+    """
+    for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if dollars >= 0.9995 * scale:
+            return f"{dollars / scale:.3g}{letter}"
+    return f"{dollars:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """A span of time in the unit that suits it.
+
+    >>> duration(18.0), duration(1992.3), duration(89_078.0), duration(600_000.0)
+    ('18 s', '33 min', '24.7 h', '6.94 days')
+    """
+    for scale, least, unit in ((86400.0, 172_800.0, "days"), (3600.0, 7200.0, "h"), (60.0, 120.0, "min")):
+        if seconds >= least:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,101 @@
+"""What surrounds the steps of a run, in sentences that state every assumption, and as plain data for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from planner.catalogue import load
+from planner.catalogue.schema import Operations
+from planner.operations import Run, Upkeep, run_of, upkeep_of
+from planner.report.words import duration, money_cell
+from planner.scenario import Job, Scenario
+from planner.units import nine_digits, three
+
+
+def operations_lines(scenario: Scenario, job: Job, step_seconds: float) -> list[str]:
+    """Failures, checkpoints, goodput, and where the tokens are known days, money and energy, of one layout's job."""
+    own, upkeep = scenario.operations, upkeep_of(scenario.operations, job)
+    lines = [f"operations as in '{own.name}':", failure_line(own, job, upkeep), checkpoint_line(own, upkeep, step_seconds)]
+    lines.append(goodput_line(upkeep))
+    if scenario.training_tokens:
+        lines += [run_line(scenario, run_of(scenario, step_seconds, upkeep.goodput)), elsewhere_line(scenario, job, step_seconds)]
+    return [lines[0], *(f"- {line}" for line in lines[1:])]
+
+
+def failure_line(operations: Operations, job: Job, upkeep: Upkeep) -> str:
+    """How often the job is interrupted, and the spares that this asks for."""
+    rate = operations.interruptions_per_1000_gpu_days
+    if math.isinf(upkeep.mtbf_seconds):
+        return "failures: none assumed"
+    nodes = f"{upkeep.spare_nodes} spare node{'s' if upkeep.spare_nodes != 1 else ''}"
+    return (
+        f"failures: {three(rate)} per 1,000 GPU-days, so one every {duration(upkeep.mtbf_seconds)} on {job.num_gpus:,} GPUs; "
+        f"back after {duration(upkeep.restart_seconds)}; {nodes} for {operations.spare_probability:.0%} "
+        f"({operations.node_share:.0%} take a node out, for {duration(operations.repair_seconds)})"
+    )
+
+
+def checkpoint_line(operations: Operations, upkeep: Upkeep, step_seconds: float) -> str:
+    """Size and time of a checkpoint, and the interval."""
+    waits = f"{upkeep.write_seconds:.1f} s at {operations.storage_bytes_per_s / 1e9:.3g} GB/s per node"
+    words = f"written behind the training in {waits}" if operations.asynchronous else f"{waits}"
+    every = "never needed" if math.isinf(upkeep.interval_seconds) else f"every {duration(upkeep.interval_seconds)}"
+    steps = "" if math.isinf(upkeep.interval_seconds) else f" = {max(round(upkeep.interval_seconds / step_seconds), 1):,} steps"
+    source = "as asked; best " + duration(upkeep.best_seconds) if operations.checkpoint_interval_seconds else "the best by Daly"
+    young = f"Young {duration(upkeep.young_seconds)}" if not math.isinf(upkeep.young_seconds) else ""
+    return (
+        f"checkpoint: {upkeep.checkpoint_bytes / 1e12:.3g} TB, {words}; training waits {upkeep.stall_seconds:.1f} s "
+        f"{every}{steps} ({'; '.join(filter(None, (source, young)))})"
+    )
+
+
+def goodput_line(upkeep: Upkeep) -> str:
+    """Where the time goes."""
+    shares = upkeep.shares
+    return (
+        f"goodput {shares.training:.1%}; the rest: evaluation {shares.evaluation:.1%}, checkpoints {shares.checkpoint:.1%}, "
+        f"work lost {shares.lost:.1%}, restarts {shares.restart:.1%}"
+    )
+
+
+def run_line(scenario: Scenario, run: Run) -> str:
+    """Days, money and energy of the whole run."""
+    gpu, site = scenario.job.gpu, scenario.operations.power_usage_effectiveness
+    return (
+        f"run: {float(run.days):.3g} days of steps, {float(run.total_days):.3g} days in all; {three(float(run.gpu_hours))} GPU-hours, "
+        f"${money_cell(float(run.cost_usd))} at ${scenario.price_usd_per_hour:g}; {three(float(run.energy_kwh) / 1000)} MWh "
+        f"({gpu.power_watts:g} W boards, PUE {site:g}; hosts and switches not counted)"
+    )
+
+
+def elsewhere_line(scenario: Scenario, job: Job, step_seconds: float) -> str:
+    """The same run under what the other published runs reported of failures and checkpoints."""
+    words = []
+    for other in load.records(Operations):
+        if other.name != scenario.operations.name:
+            moved = dataclasses.replace(scenario, operations=other)
+            run = run_of(moved, step_seconds, upkeep_of(other, job).goodput)
+            words.append(f"'{other.name}' {float(run.total_days):.3g} days, ${money_cell(float(run.cost_usd))}")
+    return f"as others reported: {'; '.join(words)}"
+
+
+def operations_json(scenario: Scenario, job: Job, step_seconds: float) -> dict[str, Any]:
+    """The same as plain data; infinite times are null."""
+    upkeep = upkeep_of(scenario.operations, job)
+    content: dict[str, Any] = {"assumed": _plain(dataclasses.asdict(scenario.operations)), **_plain(dataclasses.asdict(upkeep))}
+    if scenario.training_tokens:
+        content["run"] = _plain(dataclasses.asdict(run_of(scenario, step_seconds, upkeep.goodput)))
+    return content
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    def one(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _plain(value)
+        if isinstance(value, float):
+            return nine_digits(value) if math.isfinite(value) else None
+        return value
+
+    return {key: one(value) for key, value in values.items() if key != "aliases"}
