@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planner.cost import parameters
 from planner.cost.memory import VERDICTS
 from planner.scenario import Scenario
+from planner.workload import USUAL_CRITICAL_TOKENS, critical_tokens
 from solver.layout import Layout
 
 
@@ -43,7 +44,7 @@ class Check:
 
 LEAST_HEADROOM, MOST_COMMUNICATION, MOST_BUBBLE, MOST_LAUNCH = 0.10, 0.20, 0.15, 0.10
 LEAST_MFU, ROOMY = 0.30, 0.85
-MOST_STAGES, CRITICAL_TOKENS, LEAST_TOKENS = 32, 10e6, 4096
+MOST_STAGES, LEAST_TOKENS = 32, 4096
 LARGE_PARAMS, HEAD_MULTIPLE = 13e9, 8
 """What the checks compare with and their thresholds state."""
 
@@ -82,8 +83,10 @@ def few_micro_batches(facts: Facts) -> str | None:
 
 
 def large_batch(facts: Facts) -> str | None:
-    tokens = facts.scenario.job.tokens_per_step
-    return f"{tokens / 1e6:.1f}M tokens per step may be beyond the critical batch" if tokens > CRITICAL_TOKENS else None
+    tokens, critical = facts.scenario.job.tokens_per_step, critical_tokens(facts.scenario)
+    if tokens > critical:
+        return f"{tokens / 1e6:.1f}M tokens per step may be beyond the critical batch, about {critical / 1e6:.3g}M"
+    return None
 
 
 def low_utilisation(facts: Facts) -> str | None:
@@ -142,7 +145,11 @@ CHECKS: tuple[Check, ...] = (
     Check("tensor parallel across nodes", "group leaves the fast domain", tensor_across_nodes),
     Check("deep pipeline", f"more than {MOST_STAGES} stages", deep_pipeline),
     Check("few micro-batches", "fewer than stages", few_micro_batches),
-    Check("large batch", f"more than {CRITICAL_TOKENS / 1e6:g}M tokens per step", large_batch),
+    Check(
+        "large batch",
+        f"beyond the critical batch, {USUAL_CRITICAL_TOKENS / 1e6:g}M tokens per step where the training tokens are not given",
+        large_batch,
+    ),
     Check("low utilisation", f"MFU below {LEAST_MFU * 100:g} %", low_utilisation),
     Check("recompute missing", f"none above {LARGE_PARAMS / 1e9:g}B when headroom is under {LEAST_HEADROOM * 100:g} %", recompute_missing),
     Check("thin steps", f"gradient accumulation 1 and under {LEAST_TOKENS:,} tokens per GPU", thin_steps),
@@ -158,20 +165,3 @@ def flags(facts: Facts) -> dict[str, str]:
     """The findings of all checks that fire, by name."""
     found = {check.name: check.finding(facts) for check in CHECKS}
     return {name: finding for name, finding in found.items() if finding}
-
-
-def reminders(scenario: Scenario) -> list[str]:
-    """Rules of thumb on the optimizer for the effective batch; they do not depend on the layout."""
-    tokens = scenario.job.tokens_per_step
-    base = 1 << 22
-    notes = [
-        f"effective batch: {scenario.job.global_batch_size:,} sequences, {tokens / 1e6:.2f}M tokens per step",
-        f"learning rate: from a run at 4.2M tokens per step scale by sqrt(batch ratio) = {(tokens / base) ** 0.5:.2f} (Adam)",
-        "clip the global gradient norm at 1.0",
-    ]
-    if scenario.training_tokens:
-        steps = scenario.training_tokens / tokens
-        notes.insert(2, f"warm-up: 0.1-1 % of {steps:,.0f} steps = {steps / 1000:,.0f} to {steps / 100:,.0f} steps")
-    else:
-        notes.insert(2, "warm-up: 0.1-1 % of the steps (give --tokens for the number)")
-    return notes

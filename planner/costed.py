@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.cost import memory
 from planner.cost.estimate import memory_of, time_of
+from planner.cost.flops import mfu
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS
-from planner.report.frame import mfu
 from planner.scenario import Job
 from solver.layout import Layout, columns_of, num_micro_batches
 

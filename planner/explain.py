@@ -11,6 +11,7 @@ import numpy as np
 from planner import advice, spec, textbook
 from planner.cost import memory
 from planner.cost.estimate import memory_of, time_of
+from planner.cost.flops import mfu
 from planner.cost.memory import OUT_OF_MEMORY, Memory
 from planner.cost.stages import Stages, all_stages
 from planner.cost.step import StepSeconds
@@ -18,7 +19,6 @@ from planner.errors import InputError, nearest
 from planner.frameworks import FRAMEWORKS
 from planner.frameworks.legality import assign, broken, framework_names, framework_of, jobs_by_framework
 from planner.refine import Shortlist, costing_job
-from planner.report.frame import mfu
 from planner.scenario import Job, Scenario
 from planner.split import Split
 from solver import check

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 
 from planner import spec
-from planner.cost.estimate import MemoryEstimate, memory_of
+from planner.cost.estimate import MemoryEstimate, memory_of, time_of
 from planner.cost.memory import AT_RISK
 from planner.frameworks.legality import NO_STACK, REFUSED, assign, framework_of, jobs_by_framework
-from planner.limits import KIB, MemoryFloor, memory_floor
+from planner.limits import MemoryFloor, memory_floor
+from planner.refine import split_of
 from planner.scenario import Scenario
-from planner.search import Rejected, nearest_refused
-from planner.units import GIB
+from planner.search import Rejected
+from planner.splittable import least_steps, splittable
+from planner.targets import hopeless, longest_step, stated
 from solver import check, prune
-from solver.layout import MESH_AXES, SPLIT_AXES, Columns, Ints
+from solver.layout import MESH_AXES, RECOMPUTE, SPLIT_AXES, Columns, Ints, Layout
 from solver.problem import UNLIMITED_KIB, Problem, divisors
 
 PIECE = 1 << 14
@@ -56,41 +58,45 @@ class Fewest:
     """The last count that fails, one node or below a node one GPU fewer; 0 where there is none."""
     nearest: Rejected | None
     """Its layout with the least excess among those that were weighed."""
+    fastest: Late | None = None
+    """Its fastest layout, where some fit but none meets the targets."""
+    worst: int = AT_RISK
+    """The verdict that a layout had to have at least."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a count of GPUs has no layout."""
-
-    num_gpus: int
-    reason: str
-    """"states", "batch", "memory" or "rules"."""
-    words: str
-
-
-def fewest_gpus(scenario: Scenario, worst: int = AT_RISK, start: int = 1, most: int = MOST_GPUS, patience: int = PATIENCE) -> Fewest:
+def fewest_gpus(
+    scenario: Scenario,
+    worst: int = AT_RISK,
+    start: int = 1,
+    most: int = MOST_GPUS,
+    patience: int = PATIENCE,
+    progress: Callable[[int], None] | None = None,
+) -> Fewest:
     """The fewest GPUs, from ``start`` on, with a layout whose verdict is ``worst`` or better; model, batch and choices stay.
 
-    Every count from the lower bound upwards is tried, so the answer is exact. The search gives up beyond ``most`` GPUs, or
-    after weighing ``patience`` layouts in vain.
+    Every count from the lower bound upwards is tried, so the answer is exact: neither memory nor a target's step is monotone
+    in the number of GPUs, for groups must divide it. The search gives up beyond ``most`` GPUs, or after weighing ``patience``
+    layouts in vain. ``progress`` is told each count.
     """
     least, node = least_gpus(scenario), scenario.job.cluster.gpus_per_node
     products = group_products(scenario, most)
     counts = list(node_counts(node, min(most, max(products, default=1))))
     before = effort = 0
-    nearest: Rejected | None = None
+    last = Attempt(False, None, 0)
     for count in counts:
+        if progress:
+            progress(count)
         if count >= max(least, start):
             came = attempt(on_gpus(scenario, count), worst) if count in products else Attempt(False, None, -COUNT_EFFORT)
             if came.fits:
-                return Fewest(on_gpus(scenario, count), count, least, count, False, before, nearest)
-            nearest = came.nearest
+                return Fewest(on_gpus(scenario, count), count, least, count, False, before, last.nearest, last.fastest, worst)
+            last = came
             effort += came.weighed + COUNT_EFFORT
         before = count
         if effort >= patience:
-            return Fewest(scenario, 0, least, count, False, before, nearest)
+            return Fewest(scenario, 0, least, count, False, before, last.nearest, last.fastest, worst)
     largest = math.prod(int(sizes.max(initial=0)) for sizes in group_sizes(scenario))
-    return Fewest(scenario, 0, least, before, largest <= most, before, nearest)
+    return Fewest(scenario, 0, least, before, largest <= most, before, last.nearest, last.fastest, worst)
 
 
 def group_products(scenario: Scenario, most: int) -> frozenset[int]:
@@ -136,26 +142,35 @@ def on_gpus(scenario: Scenario, count: int) -> Scenario:
 
 def least_gpus(scenario: Scenario) -> int:
     """GPUs below which the states of the model fit under no stack and no ZeRO stage of the search, however they are divided."""
-    return max(min(_least(floor) for floor in _floors(scenario).values()), 1)
+    return max(min(least_of(floor) for floor in floors(scenario).values()), 1)
 
 
-def _floors(scenario: Scenario) -> dict[tuple[int, int], MemoryFloor]:
+def floors(scenario: Scenario) -> dict[tuple[int, int], MemoryFloor]:
     """The least memory of any layout under each framework's stack, by its number, and each ZeRO stage."""
     stages = spec.declared_space(scenario)["zero_stage"]
     jobs = jobs_by_framework(scenario).items()
     return {(number, stage): memory_floor(scenario.job, [job.software], [stage]) for number, job in jobs for stage in stages}
 
 
-def _states_kib(floor: MemoryFloor) -> int:
+def states_kib(floor: MemoryFloor) -> int:
     return floor.whole_dense_kib + floor.whole_expert_kib + floor.sharded_kib
 
 
-def _least(floor: MemoryFloor) -> int:
+def least_of(floor: MemoryFloor) -> int:
     """GPUs that together hold the states: each GPU of a layout holds at least its even share.
 
     The solver's floor rounds three quotients down to whole KiB, so a GPU may seem to offer that much more.
     """
-    return math.ceil(_states_kib(floor) / (floor.usable_kib + 3))
+    return math.ceil(states_kib(floor) / (floor.usable_kib + 3))
+
+
+@dataclass(frozen=True)
+class Late:
+    """A layout that fits, yet takes too long."""
+
+    layout: Layout
+    framework: str
+    step_seconds: float
 
 
 @dataclass(frozen=True)
@@ -166,24 +181,75 @@ class Attempt:
     nearest: Rejected | None
     weighed: int
     """Layouts whose memory was asked for."""
+    fastest: Late | None = None
+    """Of the layouts that fit the one with the shortest step, where none meets the scenario's targets."""
 
 
 def attempt(scenario: Scenario, worst: int = AT_RISK) -> Attempt:
-    """Whether any layout of the scenario has a verdict of ``worst`` or better; stops at the first."""
-    nearest: Rejected | None = None
-    number_weighed = 0
+    """Whether any layout of the scenario has a verdict of ``worst`` or better and meets its targets; stops at the first."""
+    if hopeless(scenario) or too_slow(scenario):
+        return Attempt(False, None, 0)
+    nearest, fastest, number_weighed = None, None, 0
     for number, layouts, memory in weighed(scenario):
         number_weighed += len(layouts)
-        if np.any(memory.verdict <= worst):
-            return Attempt(True, None, number_weighed)
+        fitting = np.flatnonzero(memory.verdict <= worst)
+        if len(fitting):
+            late = latest(scenario, number, layouts.take(fitting))
+            if late is None:
+                return Attempt(True, None, number_weighed)
+            fastest = min(fastest or late, late, key=lambda one: one.step_seconds)
         row = int(np.argmin(memory.need_bytes))
         if nearest is None or memory.need_bytes[row] < nearest.need_bytes:
             nearest = Rejected(layouts.layout(row), framework_of(number), float(memory.need_bytes[row]))
-    return Attempt(False, nearest, number_weighed)
+    return Attempt(False, nearest, number_weighed, fastest)
+
+
+def too_slow(scenario: Scenario) -> bool:
+    """Whether no layout meets the targets even if memory did not count: one without recompute would be as fast.
+
+    Every layout without recompute is asked under every stack in play, whether or not its framework accepts it: a proof that
+    weighs far fewer layouts than there are. Recompute only ever adds to a step's least seconds.
+    """
+    if not stated(scenario.choices):
+        return False
+    problem = spec.problem(scenario)
+    modes = tuple(mode for mode in problem.domains["recompute"] if mode == RECOMPUTE.index("none")) or problem.domains["recompute"]
+    plain = dataclasses.replace(problem, domains={**problem.domains, "recompute": modes}, usable_kib=UNLIMITED_KIB)
+    jobs = {number: (job, longest_step(scenario, job)) for number, job in jobs_by_framework(scenario).items()}
+    for x in layouts_on(plain, meshes(plain)):
+        for number, (job, limit) in jobs.items():
+            least = time_of(job, x).total
+            rows = np.flatnonzero((least > limit) & splittable(scenario, number, x))
+            if np.any(least <= limit) or np.any(least_steps(number, job, x.take(rows)) <= limit):
+                return False
+    return True
+
+
+def latest(scenario: Scenario, number: int, x: Columns) -> Late | None:
+    """Of layouts of one stack that fit the fastest, if no one meets the scenario's targets even under its best split; else None."""
+    job = jobs_by_framework(scenario)[number]
+    limit = longest_step(scenario, job)
+    if math.isinf(limit):
+        return None
+    steps = time_of(job, x).total
+    late = Late(x.layout(int(np.argmin(steps))), framework_of(number), float(steps.min()))
+    if late.step_seconds <= limit:
+        return None
+    rows = np.flatnonzero(splittable(scenario, number, x))
+    least = least_steps(number, job, x.take(rows))
+    for place in np.argsort(least, kind="stable"):
+        if least[place] > limit:
+            break
+        split = split_of(scenario, number, job, x.layout(int(rows[place])))
+        if split is not None and float(split.step.total[0]) <= limit:
+            return None
+        if split is not None and float(split.step.total[0]) < late.step_seconds:
+            late = Late(x.layout(int(rows[place])), framework_of(number), float(split.step.total[0]))
+    return late
 
 
 def fits(scenario: Scenario, worst: int = AT_RISK) -> bool:
-    """Whether any layout of the scenario has a verdict of ``worst`` or better: what a search would find, without its times."""
+    """Whether any layout of the scenario has a verdict of ``worst`` or better and meets its targets: what a search would find."""
     return attempt(scenario, worst).fits
 
 
@@ -195,9 +261,9 @@ def weighed(scenario: Scenario) -> Iterator[tuple[int, Columns, MemoryEstimate]]
     """
     jobs, problem = jobs_by_framework(scenario), spec.problem(scenario)
     table = meshes(problem)
-    floors = sorted(_floors(scenario).items(), key=lambda item: -item[0][1])  # high ZeRO stages, which need least, first
-    for (number, stage), floor in floors:
-        if _least(floor) > scenario.job.num_gpus:
+    # high ZeRO stages, which need least, first
+    for (number, stage), floor in sorted(floors(scenario).items(), key=lambda item: -item[0][1]):
+        if least_of(floor) > scenario.job.num_gpus:
             continue
         own = dataclasses.replace(problem, domains={**problem.domains, "zero_stage": (stage,)}, **vars(floor))
         low = np.flatnonzero(check.memory_floor(SimpleNamespace(**table), own))
@@ -250,32 +316,3 @@ def divisible_batch(scenario: Scenario) -> int | None:
 def with_batch(scenario: Scenario, batch: int) -> Scenario:
     """The scenario with another number of sequences per step."""
     return dataclasses.replace(scenario, job=dataclasses.replace(scenario.job, global_batch_size=batch))
-
-
-def why_fewer_fail(fewest: Fewest) -> Failure | None:
-    """Why the last count that fails does so; None where there is none."""
-    if not fewest.before:
-        return None
-    trial = on_gpus(fewest.scenario, fewest.before)
-    count, usable = fewest.before, trial.job.gpu.memory_bytes / GIB
-    if count < fewest.least:
-        states = min(_floors(trial).values(), key=_least)
-        share = _states_kib(states) * KIB / count / GIB
-        return Failure(
-            count, "states", f"weights, gradients and optimizer states alone are {share:.1f} GiB per GPU, of {usable:.1f} usable"
-        )
-    batch = divisible_batch(trial)
-    if batch is not None and batch != trial.job.global_batch_size and fits(with_batch(trial, batch)):
-        return Failure(count, "batch", f"no replicas that would fit divide the {trial.job.global_batch_size:,} sequences of a step")
-    if fewest.nearest is not None:
-        near = fewest.nearest
-        return Failure(count, "memory", f"{near.layout.label} needs {near.need_bytes / GIB:.1f} GiB, of {usable:.1f} usable")
-    if launchable(trial):
-        return Failure(count, "memory", f"states and the layers in flight alone exceed the {usable:.1f} GiB of a GPU")
-    if count not in group_products(trial, count):
-        words = "no tensor, pipeline, context and data groups that heads, layers, sequence, batch and pins allow multiply to so many"
-        return Failure(count, "rules", words)
-    refused = nearest_refused(spec.problem(trial))
-    return Failure(
-        count, "rules", f"{refused[0].label} is refused: {refused[1]}" if refused else "no framework in play launches any layout"
-    )

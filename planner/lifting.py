@@ -21,6 +21,7 @@ from planner.fewest import (
     with_batch,
 )
 from planner.scenario import Choices, Scenario
+from planner.targets import TARGETS, stated, without
 from planner.units import GIB
 from solver.conflict import Conflict, Possible, smallest_conflict
 from solver.layout import LABEL_ORDER, WORDS
@@ -72,6 +73,7 @@ def limits_of(scenario: Scenario, most_gpus: int = 0) -> tuple[Limit, ...]:
         Limit("num_gpus", gpus_words(job.num_gpus), partial(_more_gpus, most=most_gpus)),
         Limit("global_batch_size", f"{job.global_batch_size:,} sequences per step", _more_sequences),
     ]
+    limits += [Limit(name, TARGETS[name].words(scenario), partial(_without_target, name=name)) for name in stated(choices)]
     limits += [
         Limit(axis, pin_words(axis, choices.pins[axis]), partial(_unpinned, axis=axis)) for axis in LABEL_ORDER if axis in choices.pins
     ]
@@ -123,6 +125,10 @@ def _more_sequences(scenario: Scenario) -> Iterator[Scenario]:
         yield with_batch(scenario, batch)
 
 
+def _without_target(scenario: Scenario, name: str) -> list[Scenario]:
+    return [without(scenario, name)]
+
+
 def _unpinned(scenario: Scenario, axis: str) -> list[Scenario]:
     pins = {other: values for other, values in scenario.choices.pins.items() if other != axis}
     return _with_choices(scenario, pins=pins)
@@ -152,7 +158,8 @@ def lifted(scenario: Scenario, limits: Iterable[Limit]) -> Iterator[Scenario]:
 def possible(scenario: Scenario, limits: tuple[Limit, ...], kept: frozenset[int]) -> bool:
     """Whether a layout keeps some of the limits, all others lifted; memory that does not count is not weighed."""
     gone = [limit for number, limit in enumerate(limits) if number not in kept]
-    answer = launchable if "memory" in {limit.name for limit in gone} else fits
+    untimed = set(stated(scenario.choices)) <= {limit.name for limit in gone}
+    answer = launchable if untimed and "memory" in {limit.name for limit in gone} else fits
     return any(answer(one) for one in lifted(scenario, gone))
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cost.arrays import Floats
-from planner.cost.bound import least_step_seconds
 from planner.cost.estimate import memory_of, time_of
 from planner.cost.memory import OUT_OF_MEMORY
 from planner.frameworks import FRAMEWORKS, UNEVEN
 from planner.frameworks.legality import NO_STACK, assign, framework_of, jobs_by_framework
-from planner.rank import order
+from planner.pareto import front
+from planner.rank import MEASURES, order
 from planner.scenario import Job, Scenario
-from planner.search import PIECE, Scored, SearchResult
+from planner.search import Scored, SearchResult
 from planner.split import WORTHWHILE, Split, best_split, recomputes_all, with_split
+from planner.splittable import RUNS_UNEVEN, least_steps
+from planner.targets import longest_step, met
 from solver.layout import AXES, Columns, Ints, Layout, columns_of
 
 LISTED = 10
@@ -63,15 +64,43 @@ class Shortlist:
         return own if split is None else with_split(own, split.layers_per_stage, split.recomputed_per_stage)
 
 
-def shortlist_of(result: SearchResult, top: int, *, uneven: bool, prove: bool = False) -> Shortlist:
-    """The first ``top`` layouts of a search, under their best splits or all under the even one."""
-    return refined(result, top, prove=prove) if uneven and len(result.ranked) else evenly(result, top)
+def shortlist_of(result: SearchResult, top: int, *, sort: str = "step", prove: bool = False) -> Shortlist:
+    """The first ``top`` layouts of a search that was sorted so, under their best splits or, where asked for, the even one.
+
+    Layouts that miss a target of the scenario are left out; without targets it is empty only where the search is.
+    """
+    if sort == "memory" or not result.scenario.choices.uneven_stages or not len(result.ranked):
+        return evenly(result, top)
+    return refined(result, top, sort=sort, prove=prove)
 
 
 def evenly(result: SearchResult, top: int) -> Shortlist:
     """The first layouts of a search as they are."""
-    rows = result.ranked.take(slice(0, top))
+    rows = result.ranked.take(np.flatnonzero(met(result.scenario, result.ranked))[:top])
     return Shortlist(rows, (None,) * len(rows))
+
+
+def pareto_of(result: SearchResult, top: int) -> Shortlist:
+    """The layouts that none beats in time, money and memory at once, fastest first; the fastest of all under their best splits."""
+    found = _Refinement(result.scenario, result.ranked)
+    if result.scenario.choices.uneven_stages and len(result.ranked):
+        found.shortlist(LISTED)
+    rows = found.rows(np.arange(len(result.ranked)))
+    kept = np.flatnonzero(met(result.scenario, rows) & front(trade_offs(result.scenario, rows)))
+    kept = kept[np.lexsort([rows.need_bytes[kept], rows.step_seconds[kept]])][:top]
+    return Shortlist(rows.take(kept), tuple(found.splits.get(int(row)) for row in kept))
+
+
+def on_front(result: SearchResult, shortlist: Shortlist) -> np.ndarray:
+    """Which layouts of a shortlist no layout of the search beats in time, money and memory at once."""
+    own, all_of_them = trade_offs(result.scenario, shortlist.rows), trade_offs(result.scenario, result.ranked)
+    together = [np.concatenate(pair) for pair in zip(own, all_of_them, strict=True)]
+    return front(together)[: len(shortlist.rows)]
+
+
+def trade_offs(scenario: Scenario, rows: Scored) -> list[Floats]:
+    """What is traded against each other, less being better: seconds, failures included; their cost; memory."""
+    return [MEASURES[measure](scenario, rows) for measure in ("goodput", "cost", "memory")]
 
 
 def split_of(scenario: Scenario, number: int, job: Job, layout: Layout) -> Split | None:
@@ -112,21 +141,23 @@ def same_rows(x: Columns, layout: Layout) -> np.ndarray:
     return np.asarray(np.all([getattr(x, axis) == getattr(own, axis) for axis in AXES], axis=0))
 
 
-def refined(result: SearchResult, top: int, *, prove: bool = False) -> Shortlist:
-    """The first layouts of a search by step time, split as well as can be, and any others that could overtake them.
+def refined(result: SearchResult, top: int, *, sort: str = "step", prove: bool = False) -> Shortlist:
+    """The first layouts of a search, split as well as can be, and any others that could overtake them by step time.
 
     Layouts of the shortlist are split first. Then, in the order of their bounds, those whose bound lies below the best
     step so far: a bound above it excludes that any split of theirs leads. ``prove``: all of those, not the first few.
+    What is proven is proven of the step; money and goodput order alike but for the stacks' checkpoints.
     """
     scenario, ranked = result.scenario, result.ranked
     found = _Refinement(scenario, ranked)
     found.shortlist(top, prove=prove)
     kept = np.unique(np.concatenate([np.arange(min(top + len(found.splits), len(ranked))), np.array(sorted(found.splits), dtype=np.int64)]))
     rows = found.rows(kept)
-    first = order(scenario, rows)[:top]
+    best_first = order(scenario, rows, sort)
+    first = best_first[met(scenario, rows)[best_first]][:top]
     rows = rows.take(first)
     splits = tuple(found.splits.get(int(kept[row])) for row in first)
-    return Shortlist(rows, splits, found.proof(rows))
+    return Shortlist(rows, splits, found.proof(rows) if sort == "step" else None)
 
 
 class _Refinement:
@@ -140,7 +171,9 @@ class _Refinement:
         self.splits: dict[int, Split] = {}
         self.sought: set[int] = set()
         self.proven = 0
-        self.best_step = float(ranked.step_seconds[0]) if len(ranked) else np.inf
+        self.best_step = float(ranked.step_seconds[ranked.verdict == ranked.verdict[:1]].min(initial=np.inf))
+        self.met = bool(np.any(met(scenario, ranked)))
+        """Whether a layout is known that meets the scenario's targets."""
 
     def split(self, rows: Ints | list[int]) -> None:
         """Seek the best splits of some rows."""
@@ -157,15 +190,18 @@ class _Refinement:
             self.proven += status in ("optimal", "infeasible")
             if split is not None:
                 self.splits[int(row)] = split
+                self.met = self.met or float(split.step.total[0]) <= longest_step(self.scenario, job)
                 if split.verdict <= int(self.ranked.verdict[0]):
                     self.best_step = min(self.best_step, float(split.step.total[0]))
 
     def shortlist(self, top: int, *, prove: bool = False) -> None:
-        """Split the first ``top`` rows, then those that could overtake the best of them: a first few, or all to prove it."""
+        """Split the first ``top`` rows, then those that could overtake the best of them.
+
+        All of those to prove it, or as long as none meets the scenario's targets; else a first few.
+        """
         self.split(np.arange(min(top, MOST_SPLIT, len(self.ranked))))
-        candidates = np.argsort(self.bounds, kind="stable")
-        for row in candidates if prove else candidates[:MOST_RIVALS]:
-            if self.bounds[row] >= self.best_step:
+        for tried, row in enumerate(np.argsort(self.bounds, kind="stable")):
+            if self.bounds[row] >= self.best_step or (tried >= MOST_RIVALS and self.met and not prove):
                 break
             self.split([int(row)])
 
@@ -198,26 +234,13 @@ class _Refinement:
 
 def can_split(scored: Scored) -> np.ndarray:
     """Layouts with a pipeline that a framework of the uneven kind, or the physical rules alone, would run."""
-    number = np.array([name in UNEVEN for name in FRAMEWORKS] + [True])  # the last is NO_STACK
-    return np.asarray((scored.layouts.pipeline_parallel > 1) & number[scored.stack])
+    return np.asarray((scored.layouts.pipeline_parallel > 1) & RUNS_UNEVEN[scored.stack])
 
 
 def bounds(scenario: Scenario, scored: Scored, wanted: np.ndarray) -> Floats:
-    """The proven lower bound on the step of each wanted layout under any split; the others stay infinite.
-
-    Where stages may choose what they recompute, the bound without any recompute holds.
-    """
+    """The proven lower bound on the step of each wanted layout under any split; the others stay infinite."""
     found = np.full(len(scored), np.inf)
     for number, job in jobs_by_framework(scenario).items():
-        for rows in _pieces(np.flatnonzero(wanted & (scored.stack == number))):
-            x = scored.layouts.take(rows)
-            if number == NO_STACK:
-                free = recomputes_all(x, job.model.num_layers)
-                x = dataclasses.replace(x, recompute_layers=np.where(free, 0, x.recompute_layers))
-            found[rows] = least_step_seconds(job, x)
+        rows = np.flatnonzero(wanted & (scored.stack == number))
+        found[rows] = least_steps(number, job, scored.layouts.take(rows))
     return found
-
-
-def _pieces(rows: Ints) -> Iterator[Ints]:
-    for start in range(0, len(rows), PIECE):
-        yield rows[start : start + PIECE]

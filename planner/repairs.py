@@ -22,7 +22,7 @@ from planner.fewest import (
     weighed,
     with_batch,
 )
-from planner.frameworks.legality import framework_names
+from planner.frameworks.legality import framework_names, jobs_by_framework
 from planner.lifting import (
     AXIS_WORDS,
     MOST_GPUS,
@@ -33,8 +33,10 @@ from planner.lifting import (
     value_words,
 )
 from planner.profile import tuned
-from planner.scenario import Scenario
+from planner.refine import shortlist_of
+from planner.scenario import Job, Scenario
 from planner.search import SearchResult, search
+from planner.targets import TARGETS, attained, stated
 from planner.units import GIB
 from solver.conflict import Conflict, Possible, smallest_corrections
 from solver.layout import DUALPIPE, Layout
@@ -60,6 +62,8 @@ class Found:
     """The best layout of a search, as a page states it."""
 
     scenario: Scenario
+    job: Job
+    """Under the stack that the layout is costed with."""
     layout: Layout
     frameworks: tuple[str, ...]
     verdict: int
@@ -95,8 +99,9 @@ class Repair:
         return self.fewest is not None and self.fewest.num_gpus > 0
 
 
-def changes(old: Scenario, new: Scenario, layout: Layout) -> dict[str, str]:
-    """What differs between two scenarios, by its key, in words; an axis that was freed takes its value from the layout."""
+def changes(old: Scenario, best: Found) -> dict[str, str]:
+    """What differs between a scenario and that of a layout found, by its key, in words; what was freed takes its value from the layout."""
+    new, layout = best.scenario, best.layout
     before, after, words = old.job, new.job, dict[str, str]()
     if after.num_gpus != before.num_gpus:
         words["num_gpus"] = gpus_words(after.num_gpus)
@@ -108,6 +113,9 @@ def changes(old: Scenario, new: Scenario, layout: Layout) -> dict[str, str]:
         words["optimizer"] = "8-bit Adam" if after.optimizer == "adam-8bit" else after.optimizer
     if after.sequence_parallel != before.sequence_parallel:
         words["sequence_parallel"] = "sequence parallelism"
+    for name in stated(old.choices):
+        if not getattr(new.choices, name):
+            words[name] = f"{attained(new, name, best.job, best.step_seconds)} instead of {TARGETS[name].words(old)}"
     for axis in old.choices.pins:
         if axis not in new.choices.pins:
             words[axis] = f"{AXIS_WORDS[axis]} {getattr(layout, axis)} instead of {value_words(axis, old.choices.pins[axis])}"
@@ -282,15 +290,20 @@ def verified(old: Scenario, new: Scenario, fewest: Fewest | None = None) -> Repa
         best = found(search(new))
     except (NoLayoutFits, InputError):
         return None
-    words = changes(old, new, best.layout)
+    words = changes(old, best)
     return Repair(tuple(words), tuple(words.values()), best, fewest)
 
 
 def found(result: SearchResult) -> Found:
-    """The first layout of a search that found some."""
+    """The first layout of a search that found some, under the even split unless a target needs the best one."""
     first = result.ranked
+    if stated(result.scenario.choices):
+        first = shortlist_of(result, 1).rows
+    if not len(first):
+        raise NoLayoutFits(result)
     return Found(
         scenario=result.scenario,
+        job=jobs_by_framework(result.scenario)[int(first.stack[0])],
         layout=first.layouts.layout(0),
         frameworks=tuple(framework_names(int(first.frameworks[0]))),
         verdict=int(first.verdict[0]),

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from planner import spec
-from planner.cost.arrays import Floats
+from planner import spec, targets
+from planner.cost.arrays import PIECE, Floats
 from planner.cost.estimate import memory_of, time_of
 from planner.cost.memory import OUT_OF_MEMORY
 from planner.errors import InputError, NoLayoutFits
@@ -21,9 +21,6 @@ from planner.scenario import Job, Scenario
 from solver import check, prune, space
 from solver.layout import AXES, MESH_AXES, Columns, Ints, Layout
 from solver.problem import UNLIMITED_KIB, Problem
-
-PIECE = 1 << 16
-"""Layouts scored at once: small enough for the processor's cache, large enough to amortise the calls."""
 
 LAUNCHABLE, MEMORY = "launchable", "memory"
 """The two rules that need the frameworks and the cost model, after the solver's."""
@@ -80,6 +77,11 @@ class SearchResult:
     seconds: float
     """Wall time of the search itself."""
 
+    @property
+    def too_late(self) -> dict[str, int]:
+        """Layouts that fit, yet miss a target, by the first that each misses."""
+        return {name: number for name, number in self.funnel.dropped.items() if name in targets.TARGETS and number}
+
 
 def search(scenario: Scenario, sort: str = "step", progress: Progress | None = None) -> SearchResult:
     """Every layout of the scenario's space, pruned, scored and ranked.
@@ -103,6 +105,14 @@ def search(scenario: Scenario, sort: str = "step", progress: Progress | None = N
             result = dataclasses.replace(result, nearest=nearest_above_floor(scenario, problem))
         raise NoLayoutFits(result)
     return result
+
+
+def searched(scenario: Scenario, sort: str = "step", progress: Progress | None = None) -> SearchResult:
+    """The search, also where it finds nothing. Raises InputError for a batch that no replica count divides."""
+    try:
+        return search(scenario, sort, progress)
+    except NoLayoutFits as nothing:
+        return nothing.result
 
 
 def enumerate_layouts(problem: Problem) -> prune.Spread:
@@ -147,19 +157,32 @@ def score(scenario: Scenario, layouts: prune.Spread, progress: Progress | None =
     """Every layout under its framework's stack: those that fit, the nearest of those that do not, and the drops."""
     kept: list[Scored] = []
     nearest: Rejected | None = None
-    done = out_of_memory = accepted = 0
+    dropped = {LAUNCHABLE: 0, MEMORY: 0, **dict.fromkeys(targets.stated(scenario.choices), 0)}
+    done = accepted = 0
     for piece in layouts.pieces(PIECE):
         for fits, lost in estimate(scenario, piece):
-            kept.append(fits)
             accepted += len(fits) + len(lost)
-            out_of_memory += len(lost)
+            dropped[MEMORY] += len(lost)
+            kept.append(reaching(scenario, fits, dropped))
             least = int(np.argmin(lost.need_bytes)) if len(lost) else -1
             if least >= 0 and (nearest is None or lost.need_bytes[least] < nearest.need_bytes):
                 nearest = Rejected(lost.layouts.layout(least), framework_of(int(lost.stack[least])), float(lost.need_bytes[least]))
         done += len(piece)
         if progress:
             progress(done, len(layouts))
-    return concatenate(kept), nearest, {LAUNCHABLE: done - accepted, MEMORY: out_of_memory}
+    dropped[LAUNCHABLE] = done - accepted
+    return concatenate(kept), nearest, dropped
+
+
+def reaching(scenario: Scenario, timed: Scored, dropped: dict[str, int]) -> Scored:
+    """The layouts of one stack that may meet the scenario's targets, if not evenly then under a split; the others are counted."""
+    if not len(timed) or not targets.stated(scenario.choices):
+        return timed
+    number = int(timed.stack[0])
+    late = targets.out_of_reach(scenario, number, jobs_by_framework(scenario)[number], timed.layouts, timed.step_seconds)
+    for name, rows in late.items():
+        dropped[name] += int(rows.sum())
+    return timed.take(np.flatnonzero(~np.any(list(late.values()), axis=0)))
 
 
 def concatenate(parts: list[Scored]) -> Scored:

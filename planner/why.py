@@ -10,9 +10,8 @@ from functools import partial
 from planner.errors import InputError, NoLayoutFits
 from planner.fewest import (
     MOST_BATCH,
-    Failure,
     Fewest,
-    why_fewer_fail,
+    fits,
     with_batch,
 )
 from planner.lifting import (
@@ -26,12 +25,18 @@ from planner.lifting import (
 from planner.repairs import Found, Repair, changes, found, repairs_of
 from planner.scenario import Scenario
 from planner.search import SearchResult, retimed, search
+from planner.shortfall import Failure, why_fewer_fail
+from planner.targets import TARGETS, stated, untargeted
 from planner.units import GIB
 from solver.conflict import remembered
 
 MORE_BYTES = 8 * GIB
 LEAST_GAIN = 0.001
 """What relaxing memory means, and the share of the time per token below which a limit does not bind."""
+
+
+STRUCTURE = ("tensor_across_nodes", "max_pipeline_parallel", "pad_vocabulary", "min_context_tokens", "framework")
+"""Limits that stay as they are where a target on time or money is missed: lifting them makes spaces ten times as large."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,11 @@ def why(scenario: Scenario) -> Why:
 
 def why_nothing(scenario: Scenario, result: SearchResult | None) -> Why:
     """The limits that exclude each other, and the nearest repairs, of a search that found nothing."""
+    if stated(scenario.choices) and not fits(untargeted(scenario)):
+        return why_nothing(untargeted(scenario), result)  # no target is to blame
     limits = limits_of(scenario)
+    if stated(scenario.choices):
+        limits = tuple(limit for limit in limits if limit.name not in STRUCTURE)
     ask = remembered(partial(possible, scenario, limits))
     conflict = conflict_of(limits, ask)
     repairs = repairs_of(scenario, limits, conflict, ask)
@@ -109,7 +118,7 @@ def binding(result: SearchResult) -> tuple[tuple[Gain, ...], tuple[str, ...]]:
         except (NoLayoutFits, InputError):
             continue
         change = old.tokens_per_second / best.tokens_per_second - 1.0
-        gain = Gain(name, words or changes(result.scenario, best.scenario, best.layout)[name], change, best)
+        gain = Gain(name, words or changes(result.scenario, best)[name], change, best)
         if change <= -LEAST_GAIN or best.verdict < old.verdict:
             gains.append(gain)
         else:
@@ -147,7 +156,7 @@ def relaxations(result: SearchResult) -> Iterator[tuple[str, str, Callable[[], S
         twice = with_batch(scenario, 2 * job.global_batch_size)
         yield "global_batch_size", f"{2 * job.global_batch_size:,} sequences per step", partial(search, twice)
     for limit in limits_of(scenario):
-        if limit.name not in ("memory", "num_gpus", "global_batch_size"):
+        if limit.name not in ("memory", "num_gpus", "global_batch_size", *TARGETS):  # a target that is met binds nothing
             *_, widest = limit.lift(scenario)
             yield limit.name, "", partial(search, widest)
 

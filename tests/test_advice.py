@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.advice import CHECKS, flags, reminders
+from planner.advice import CHECKS, flags
 from planner.explain import complete_layout, facts
 from planner.request import Request, make_scenario
-from planner.scenario import Scenario
 
 SHOWS: dict[str, tuple[dict[str, object], str]] = {
     "headroom": ({"model": "70b", "num_gpus": 64, "global_batch_size": 512}, "tp4-pp4-mb2"),
@@ -49,9 +48,3 @@ def test_the_check_fires_on_its_example(name: str) -> None:
 def test_the_check_is_silent_on_a_sound_layout(check: object) -> None:
     sound = found_flags({"model": "llama-2-7b", "num_gpus": 8, "global_batch_size": 256}, "dp8-zero1-mb1")
     assert check.name not in sound  # type: ignore[attr-defined]
-
-
-def test_reminders_name_batch_rate_warmup_and_clipping(worked_example: Scenario) -> None:
-    text = "\n".join(reminders(worked_example))
-    for words in ("1,024 sequences", "sqrt(batch ratio) = 1.00", "334 to 3,338 steps", "clip the global gradient norm"):
-        assert words in text

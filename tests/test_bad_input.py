@@ -390,8 +390,8 @@ def test_odd_but_legal_input_gives_plain_numbers(command: Command, arguments: li
 
 
 def test_cost_zero_ranks_like_step_time(command: Command) -> None:
-    free = command(*JOB, "--price", "0", "--sort", "cost", "--format", "csv", "--top", "20")  # cost is neither split nor drawn
-    assert free.out == command(*JOB, "--even", "--draws", "0", "--format", "csv", "--top", "20").out
+    free = ("--price", "0", "--draws", "0", "--format", "csv", "--top", "20")
+    assert command(*JOB, "--sort", "cost", *free).out == command(*JOB, *free).out
 
 
 PLACES = [

@@ -7,7 +7,7 @@ import pytest
 
 from planner.cost.estimate import memory_of, time_of
 from planner.frameworks.legality import framework_names, jobs_by_framework
-from planner.refine import bounds, can_split, refined, shortlist_of
+from planner.refine import bounds, can_split, evenly, refined
 from planner.request import Request, make_scenario
 from planner.scenario import Scenario
 from planner.search import SearchResult, search
@@ -82,6 +82,6 @@ def test_every_ranked_layout_takes_at_least_its_bound() -> None:
 
 def test_the_even_shortlist_is_the_search_as_it_is() -> None:
     _, result = searched()
-    shortlist = shortlist_of(result, 4, uneven=False)
+    shortlist = evenly(result, 4)
     assert np.array_equal(shortlist.rows.step_seconds, result.ranked.step_seconds[:4])
     assert shortlist.proof is None and not any(shortlist.splits)

@@ -31,7 +31,6 @@ from planner.fewest import (
     meshes,
     node_counts,
     on_gpus,
-    why_fewer_fail,
     with_batch,
 )
 from planner.lifting import gpu_counts, limits_of, pin_words, possible, value_words
@@ -40,6 +39,7 @@ from planner.report.why_text import why_json, why_page
 from planner.request import Request, make_scenario
 from planner.scenario import Scenario
 from planner.search import search
+from planner.shortfall import why_fewer_fail
 from planner.why import LEAST_GAIN, Why, binding, timed_again, why, with_wires
 from solver.conflict import smallest_conflict
 from tests.builders import random_scenario, starved_scenario

@@ -36,6 +36,20 @@ class Count(click.ParamType[Any]):
         return int(number) if self.whole else number
 
 
+class Days(click.ParamType[Any]):
+    """A span of time such as 30d, 36h or 30 (days)."""
+
+    name = "days"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Days. Raises InputError."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        option = param.opts[0] if param else "value"
+        number, unit = (value[:-1], value[-1]) if value[-1:] in ("d", "h") else (value, "d")
+        return parse_count(number, option) / (24.0 if unit == "h" else 1.0)
+
+
 class OutputPath(click.ParamType[Any]):
     """Where to write a result: a file's name."""
 
@@ -93,10 +107,12 @@ REQUEST_OPTIONS: tuple[Callable[..., Any], ...] = (
     click.option("--async-checkpoints/--sync-checkpoints", "asynchronous_checkpoints", default=None, help="[default: training waits]"),
     click.option("--checkpoint-every", "checkpoint_minutes", type=Count(whole=False), help="Minutes  [default: the best interval]"),
     click.option("--evaluation", "evaluation_share", type=Count(whole=False), help="Seconds of evaluation per second of training."),
-    click.option("--max-days", type=Count(whole=False), help="Longest run, failures included (needs --tokens)."),
-    click.option("--max-cost", "max_cost_usd", type=Count(whole=False), help="Dearest run in dollars (needs --tokens)."),
-    click.option("--max-step", "max_step_seconds", type=Count(whole=False), help="Longest step in seconds."),
-    click.option("--min-tokens-per-second", type=Count(whole=False), help="Of the whole cluster."),
+    click.option("--max-days", "--deadline", "max_days", type=Days(), help="Longest run, failures included: 30d, 36h (needs --tokens)."),
+    click.option("--max-cost", "--budget", "max_cost_usd", type=Count(whole=False), help="Dearest run in dollars (needs --tokens)."),
+    click.option("--max-step", "--step-under", "max_step_seconds", type=Count(whole=False), help="Longest step in seconds."),
+    click.option(
+        "--min-tokens-per-second", "--tokens-per-second", "min_tokens_per_second", type=Count(whole=False), help="Of the whole cluster."
+    ),
     click.option("--sequence-parallel/--no-sequence-parallel", default=None, help="With tensor parallelism  [default: on]"),
     click.option("--mtp/--no-mtp", "multi_token_prediction", default=None, help="Train the model's multi-token prediction."),
     click.option("--framework", help=f"{', '.join(FRAMEWORK_CHOICES)}  [default: any]"),

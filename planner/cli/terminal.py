@@ -105,6 +105,18 @@ def working(words: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def counting(words: str) -> Iterator[Callable[[int], None] | None]:
+    """A callback that shows a number on standard error, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(words) as status:
+        yield lambda number: status.update(f"{words}: {number:,}")
+
+
 def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and out."""
     with suppress(OSError):

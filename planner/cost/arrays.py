@@ -11,6 +11,9 @@ Number = Any
 """A plain number or an array of numbers: formulas take either, in any mix that broadcasts."""
 Floats = npt.NDArray[np.float64]
 
+PIECE = 1 << 16
+"""Layouts scored at once: small enough for the processor's cache, large enough to amortise the calls."""
+
 
 def ceil_div(number: Number, by: Number) -> Number:
     """Quotient of positive integers, rounded up.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from planner.cost.schedules import SCHEDULES as SCHEDULE_TABLE
 from planner.cost.stages import Stages
 from planner.cost.step import between_seconds, boundary_seconds, fills_of, gradient_transfers, optimizer_seconds, step_seconds, stragglers
 from planner.scenario import Job
-from solver.layout import SCHEDULES, V_CODES, Columns, Ints, num_micro_batches
+from solver.layout import AXES, MESH_AXES, SCHEDULES, SPLIT_AXES, V_CODES, Columns, Ints, num_micro_batches
+from solver.problem import divisors
 
 HALVINGS = 26
 """Of the interval that holds the least longest stage: enough for seven digits, and its lower end is a bound at any."""
@@ -144,3 +146,38 @@ def average_parameters(job: Job, x: Columns) -> Params:
     params = stage_parameters(job, x, whole_model(job, x), pieces(job, x))
     share = 1.0 / x.pipeline_parallel
     return dataclasses.replace(params, dense=share * params.dense, expert=share * params.expert)
+
+
+MANY_GPUS = 1 << 22
+"""Stands for any number of them: kernels do not ask."""
+
+MOST_CONTEXT = 256
+"""Context-parallel sizes beyond are not tried for the least work: attention's kernels gain nothing there."""
+
+
+@functools.lru_cache(maxsize=64)
+def _least_work(job: Job) -> float:
+    model = job.model
+    axes = {
+        "tensor_parallel": divisors(model.num_attention_heads),
+        "context_parallel": [c for c in divisors(job.seq_len) if c <= MOST_CONTEXT],
+        "micro_batch_size": divisors(job.global_batch_size),
+        "expert_parallel": divisors(model.num_experts) if model.num_experts else [1],
+        "expert_tensor_parallel": divisors(model.num_attention_heads) if model.num_experts else [1],
+    }
+    grid = dict(zip(axes, (part.ravel() for part in np.meshgrid(*map(np.array, axes.values()))), strict=True))
+    ones = np.ones(len(grid["tensor_parallel"]), dtype=np.int64)
+    sizes = {**dict.fromkeys(MESH_AXES + SPLIT_AXES, ones), **grid}
+    x = Columns(**{axis: sizes.get(axis, 0 * ones) for axis in AXES})
+    passes, whole = Passes.of(job, x), whole_model(job, x)
+    kernels = passes.parts(("compute",), whole)["compute"] + passes.ends.forward(whole) + passes.ends.backward(whole)
+    return float(np.min(kernels * x.tensor_parallel * x.context_parallel / x.micro_batch_size)) * job.global_batch_size
+
+
+def least_work(job: Job) -> float:
+    """GPU-seconds of a step's kernels alone, under the group sizes and the micro-batch that suit them best.
+
+    No layout's GPUs do less, however many they are: forward and backward of every layer and of the ends, without
+    launches, transfers, recompute, bubbles, gradients and optimizer. So step >= work / N.
+    """
+    return _least_work(dataclasses.replace(job, num_gpus=MANY_GPUS, layers_per_stage=(), recomputed_per_stage=())) * (1.0 - SAFETY)

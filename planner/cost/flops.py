@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.catalogue.schema import Model
 from planner.cost import parameters
+from planner.cost.arrays import Number
 from planner.scenario import Job
 
 
@@ -37,3 +38,8 @@ def model_flops_per_token(model: Model, seq_len: int) -> float:
 def model_flops_per_step(job: Job) -> float:
     """Model FLOPs of one optimizer step of the whole job."""
     return model_flops_per_token(job.model, job.seq_len) * job.tokens_per_step
+
+
+def mfu(job: Job, step_seconds: Number) -> Number:
+    """Model FLOPs (recompute not counted, attention's full square) over the dense peak of the workload's precision."""
+    return model_flops_per_step(job) / (step_seconds * job.num_gpus * job.peak_flops)

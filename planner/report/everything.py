@@ -11,12 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from planner.cost.arrays import PIECE
 from planner.cost.memory import OUT_OF_MEMORY, VERDICTS
 from planner.frameworks.legality import REFUSED, assign
 from planner.report.formats import csv_pieces
 from planner.report.frame import axis_frame, layouts_frame, software_names, worded
 from planner.scenario import Scenario
-from planner.search import PIECE, Scored, SearchResult, weigh
+from planner.search import Scored, SearchResult, weigh
 from planner.units import GIB
 from solver import prune
 from solver.layout import AXES, LABEL_ORDER, WORDS, Columns

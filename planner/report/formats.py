@@ -10,10 +10,11 @@ from typing import Any
 
 import pandas as pd
 
+from planner.answer import Answer
 from planner.refine import Shortlist
 from planner.report.operations_text import operations_json
 from planner.report.robustness_text import robustness_json
-from planner.robustness import Robustness
+from planner.report.workload_text import long_phase_json, workload_json
 from planner.scenario import Scenario
 from planner.search import SearchResult
 from planner.units import nine_digits
@@ -45,23 +46,24 @@ def scenario_json(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def json_text(
-    result: SearchResult, shortlist: Shortlist, robust: Robustness | None, frame: pd.DataFrame, findings: list[dict[str, str]]
-) -> str:
+def json_text(found: Answer, frame: pd.DataFrame) -> str:
     """One object: the scenario, the books, what is proven, and the layouts in rank order."""
+    result, shortlist = found.result, found.shortlist
     content: dict[str, Any] = {
-        "scenario": scenario_json(result.scenario),
+        "scenario": scenario_json(found.scenario),
         "space": result.funnel.space,
         "dropped": result.funnel.dropped,
         "survivors": result.funnel.survivors,
         "nearest": _nearest(result),
-        "proof": _plain(dataclasses.asdict(shortlist.proof)) if shortlist.proof else None,
-        "robustness": robustness_json(robust) if robust else None,
+        "proof": plain_row(dataclasses.asdict(shortlist.proof)) if shortlist.proof else None,
+        "robustness": robustness_json(found.robust) if found.robust else None,
         "operations": _operations(result, shortlist),
-        "layouts": [_plain(row) for row in frame.to_dict("records")],
+        "workload": workload_json(found.scenario, shortlist.rows.layouts.layout(0) if found.feasible else None),
+        "long_context": [long_phase_json(phase) for phase in found.phases],
+        "layouts": [plain_row(row) for row in frame.to_dict("records")],
     }
-    for row, found in zip(content["layouts"], findings, strict=False):
-        row["flags"] = found
+    for row, flags in zip(content["layouts"], found.findings, strict=False):
+        row["flags"] = flags
     return json.dumps(content, indent=1) + "\n"
 
 
@@ -80,7 +82,8 @@ def _nearest(result: SearchResult) -> dict[str, Any] | None:
     return {"layout": result.nearest.layout.label, "need_bytes": round(need), "excess_bytes": round(need - usable)}
 
 
-def _plain(row: dict[Any, Any]) -> dict[str, Any]:
+def plain_row(row: dict[Any, Any]) -> dict[str, Any]:
+    """A row of plain numbers; what is not finite is null."""
     return {
         str(key): _finite(value) if isinstance(value, float) else value.item() if hasattr(value, "item") else value
         for key, value in row.items()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from planner.answer import Answer
 from planner.cost import flops
 from planner.cost.memory import VERDICTS
 from planner.cost.stages import chunk_sizes
@@ -17,7 +18,6 @@ from planner.frameworks.megatron import pipeline_layout
 from planner.operations import goodput, run_of, usd_per_billion_tokens
 from planner.refine import Shortlist
 from planner.report.robustness_text import robustness_columns
-from planner.robustness import Robustness
 from planner.scenario import Job, Scenario
 from planner.search import Scored
 from planner.split import Split
@@ -48,7 +48,7 @@ def layouts_frame(scenario: Scenario, scored: Scored) -> pd.DataFrame:
     frame["step_seconds"] = step
     frame["tokens_per_second"] = job.tokens_per_step / step
     frame["tokens_per_second_per_gpu"] = job.tokens_per_step / step / job.num_gpus
-    frame["mfu"] = mfu(job, step)
+    frame["mfu"] = flops.mfu(job, step)
     frame["bubble_share"] = scored.bubble_seconds / step
     frame["exposed_communication_share"] = scored.exposed_seconds / step
     frame["memory_gib"] = scored.need_bytes / GIB
@@ -68,17 +68,18 @@ def software_names(scenario: Scenario, scored: Scored) -> list[str]:
     return [scenario.stacks[framework_of(int(number))].name for number in scored.stack]
 
 
-def mfu(job: Job, step_seconds: np.ndarray) -> np.ndarray:
-    """Model FLOPs (recompute not counted, attention's full square) over the dense peak of the workload's precision."""
-    return flops.model_flops_per_step(job) / (step_seconds * job.num_gpus * job.peak_flops)
+def answer_frame(found: Answer) -> pd.DataFrame:
+    """The shortlist of an answer, with its place on the front and how often each layout leads under the model's uncertainty."""
+    frame = shortlist_frame(found.scenario, found.shortlist)
+    drawn = robustness_columns(found.robust, len(frame)) if found.robust else {}
+    return frame.assign(pareto=found.on_front, **drawn)
 
 
-def shortlist_frame(scenario: Scenario, shortlist: Shortlist, robust: Robustness | None = None) -> pd.DataFrame:
-    """The shortlist with ranks, bands, uneven splits, and how often each layout leads under the model's uncertainty."""
+def shortlist_frame(scenario: Scenario, shortlist: Shortlist) -> pd.DataFrame:
+    """The shortlist with ranks, bands and uneven splits."""
     frame = with_bands(scenario, shortlist.rows, layouts_frame(scenario, shortlist.rows))
     frame.insert(0, "rank", np.arange(1, len(frame) + 1))
-    drawn = robustness_columns(robust, len(frame)) if robust else {}
-    return frame.assign(**split_columns(scenario.job, shortlist), **drawn)
+    return frame.assign(**split_columns(scenario.job, shortlist))
 
 
 def chunk_layout(job: Job, shortlist: Shortlist, row: int) -> str:

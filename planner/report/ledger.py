@@ -8,6 +8,7 @@ from typing import Any
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.report.operations_text import operations_json
+from planner.report.workload_text import workload_json
 from planner.uncertainty import band
 from planner.units import nine_digits
 
@@ -47,6 +48,7 @@ def ledger_json(found: Explanation) -> dict[str, Any]:
         content["step_band"] = {"low": seconds * own.low, "high": seconds * own.high, "extrapolates": own.extrapolates}
     content["mfu"] = nine_digits(found.mfu)
     content["flags"] = dict(found.flags)
+    content["workload"] = workload_json(found.scenario, found.layout)
     content["operations"] = operations_json(found.scenario, found.job, float(found.step.total[0]))
     content["napkin"] = [dataclasses.asdict(figure) for figure in found.figures]
     return content

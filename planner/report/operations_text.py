@@ -65,7 +65,7 @@ def run_line(scenario: Scenario, run: Run) -> str:
     gpu, site = scenario.job.gpu, scenario.operations.power_usage_effectiveness
     return (
         f"run: {float(run.days):.3g} days of steps, {float(run.total_days):.3g} days in all; {three(float(run.gpu_hours))} GPU-hours, "
-        f"${money_cell(float(run.cost_usd))} at ${scenario.price_usd_per_hour:g}; {three(float(run.energy_kwh) / 1000)} MWh "
+        f"${money_cell(float(run.cost_usd))} at ${scenario.price_usd_per_hour:.2f}; {three(float(run.energy_kwh) / 1000)} MWh "
         f"({gpu.power_watts:g} W boards, PUE {site:g}; hosts and switches not counted)"
     )
 

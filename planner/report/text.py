@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner import advice
+from planner.answer import Answer
 from planner.cost import parameters
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
@@ -21,10 +22,11 @@ from planner.refine import Proof, Shortlist
 from planner.report.operations_text import operations_lines
 from planner.report.robustness_text import robustness_lines
 from planner.report.words import money_cell, ranges, short_label
-from planner.robustness import Robustness
+from planner.report.workload_text import long_phase_lines, workload_lines
 from planner.scenario import Scenario
 from planner.search import SearchResult, nearest_refused
 from planner.split import Split
+from planner.targets import TARGETS, stated
 from planner.textbook import Figure
 from planner.uncertainty import band
 from planner.units import GIB, MIB
@@ -173,27 +175,20 @@ def proof_line(proof: Proof) -> str:
     return "; ".join(words)
 
 
-def shortlist_page(
-    result: SearchResult, shortlist: Shortlist, robust: Robustness | None, frame: pd.DataFrame, findings: list[dict[str, str]]
-) -> RenderableType:
+def shortlist_page(found: Answer, frame: pd.DataFrame) -> RenderableType:
     """The whole answer to a search."""
+    result, shortlist, scenario = found.result, found.shortlist, found.scenario
     first_step = float(shortlist.rows.step_seconds[0])
-    parts: list[RenderableType] = [Text(scenario_line(result.scenario)), Text("")]
-    parts.append(shortlist_table(frame))
-    parts += [Text(line) for line in split_lines(shortlist)]
-    if shortlist.proof:
-        parts.append(Text(proof_line(shortlist.proof)))
-    parts += [Text(line) for line in [*other_meshes(result, shortlist), *(robustness_lines(robust) if robust else [])]]
-    if "step_seconds_low" in frame:
-        parts.append(Text(band_line(frame)))
-    parts.append(Text(legend(result.scenario), style="dim"))
-    parts.append(Text(""))
-    parts.append(checklist(findings))
-    parts += [Text(f"- {note}") for note in advice.reminders(result.scenario)]
-    parts.append(Text(""))
-    parts += [Text(line) for line in operations_lines(result.scenario, shortlist.job(result.scenario, 0), first_step)]
-    parts.append(Text(""))
-    parts += [Text(line) for line in books(result)]
+    known = [proof_line(shortlist.proof)] if shortlist.proof else []
+    known += [*other_meshes(result, shortlist), *(robustness_lines(found.robust) if found.robust else [])]
+    known += [band_line(frame)] if "step_seconds_low" in frame else []
+    parts: list[RenderableType] = [Text(scenario_line(scenario)), Text(""), shortlist_table(frame)]
+    parts += [Text(line) for line in [*split_lines(shortlist), *known]]
+    parts += [Text(legend(scenario), style="dim"), Text(""), checklist(found.findings)]
+    parts += [Text(f"- {note}") for note in workload_lines(scenario, shortlist.rows.layouts.layout(0))]
+    around = operations_lines(scenario, shortlist.job(scenario, 0), first_step)
+    for paragraph in (around, *map(long_phase_lines, found.phases), books(result)):
+        parts += [Text(line) for line in ["", *paragraph]]
     return Group(*parts)
 
 
@@ -216,7 +211,12 @@ def checklist(findings: list[dict[str, str]]) -> RenderableType:
 def no_layout_lines(result: SearchResult) -> list[str]:
     """Why nothing fits: the books, and the layout that came nearest with what it lacked."""
     lines = [scenario_line(result.scenario), "no layout fits."]
-    if result.nearest:
+    if result.too_late or len(result.ranked):
+        scenario = result.scenario
+        number = sum(result.too_late.values()) + len(result.ranked)
+        words = ", ".join(TARGETS[name].words(scenario) for name in stated(scenario.choices))
+        lines[-1] = f"no layout meets the target ({words}): {number:,} fit and are launchable, the fastest of them is too slow"
+    elif result.nearest:
         usable = result.scenario.job.gpu.memory_bytes
         need = result.nearest.need_bytes
         lines.append(
@@ -269,7 +269,7 @@ def ledger_page(found: Explanation) -> RenderableType:
     parts: list[RenderableType] = [*head, summary, *band_texts(found, total), Text(""), memory_table(found), Text(""), step_table(found)]
     parts += [Text(line) for line in operations_lines(scenario, job, total)]
     parts += [Text(""), figures_table(found.figures), Text(""), checklist([dict(found.flags)])]
-    parts += [Text(f"- {note}") for note in advice.reminders(scenario)]
+    parts += [Text(f"- {note}") for note in workload_lines(scenario, found.layout)]
     return Group(*parts)
 
 

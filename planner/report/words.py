@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
     """A span of time in the unit that suits it.
 
     >>> duration(18.0), duration(1992.3), duration(89_078.0), duration(600_000.0)
-    ('18 s', '33 min', '24.7 h', '6.94 days')
+    ('18 s', '33.2 min', '24.7 h', '6.94 days')
     """
     for scale, least, unit in ((86400.0, 172_800.0, "days"), (3600.0, 7200.0, "h"), (60.0, 120.0, "min")):
         if seconds >= least:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from planner import spec
+from planner.cost.arrays import PIECE
 from planner.cost.estimate import memory_of, time_of
 from planner.errors import NoLayoutFits
 from planner.explain import complete_layout
@@ -19,7 +20,7 @@ from planner.report.write import write_atomically
 from planner.request import Request, make_scenario
 from planner.robustness import robustness_of
 from planner.scenario import Scenario
-from planner.search import PIECE, enumerate_layouts, estimate, search
+from planner.search import enumerate_layouts, estimate, search
 from planner.split import even_layers, pipeline_of
 from planner.why import binding, why
 from solver import partition, prune, space

@@ -45,7 +45,7 @@ def run(name: str) -> SearchResult:
 
 def golden_rows(result: SearchResult) -> dict[str, Any]:
     """The books and the first three layouts with what decides them."""
-    frame = shortlist_frame(result.scenario, shortlist_of(result, 3, uneven=True))
+    frame = shortlist_frame(result.scenario, shortlist_of(result, 3))
     columns = ["layout", "layers_per_stage", "software", "step_seconds", "memory_gib", "verdict"]
     rows = [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in frame[columns].to_dict("records")]
     return {"space": result.funnel.space, "dropped": result.funnel.dropped, "survivors": result.funnel.survivors, "rows": rows}
@@ -56,7 +56,7 @@ def typical_line(name: str, result: SearchResult) -> str:
     found = explain(result.scenario, complete_layout(result.scenario, TYPICAL[name]))
     assert found.legal and found.verdict == 0 and found.step is not None and found.need_bytes is not None
     seconds = float(found.step.total[0])
-    best = shortlist_frame(result.scenario, shortlist_of(result, 1, uneven=True)).iloc[0]
+    best = shortlist_frame(result.scenario, shortlist_of(result, 1)).iloc[0]
     rank = int((result.ranked.step_seconds < seconds * (1 - 1e-12)).sum()) + 1
     need = float(found.need_bytes.max()) / 2**30
     return (
@@ -83,7 +83,7 @@ def main() -> None:
     write_atomically(GOLDEN, [json.dumps(golden, indent=1) + "\n"])
     for name, result in results.items():
         (RESULTS / name).mkdir(parents=True, exist_ok=True)
-        frame = shortlist_frame(result.scenario, shortlist_of(result, TOP, uneven=True))
+        frame = shortlist_frame(result.scenario, shortlist_of(result, TOP))
         write_atomically(RESULTS / name / "shortlist.csv", csv_pieces(frame))
         write_atomically(RESULTS / name / "shortlist.md", [markdown_text(frame)])
     write_atomically(RESULTS / "typical.md", [typical_table(results)])

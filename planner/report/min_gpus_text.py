@@ -1,0 +1,76 @@
+"""The fewest GPUs as a page and as plain data for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from planner.fewest import Fewest
+from planner.min_gpus import MinGpus
+from planner.report.formats import plain_row, scenario_json
+from planner.report.frame import shortlist_frame
+from planner.report.operations_text import operations_lines
+from planner.report.text import scenario_line, shortlist_table
+from planner.scenario import Scenario
+from planner.targets import TARGETS, stated
+
+
+def min_gpus_page(found: MinGpus) -> RenderableType:
+    """The number, the best layout on so many GPUs, the proof that fewer will not do, and what the run comes to."""
+    parts: list[RenderableType] = [Text(answer_line(found), style="bold")]
+    if found.result is not None and found.shortlist is not None:
+        parts += [Text(scenario_line(found.result.scenario)), Text("")]
+        parts.append(shortlist_table(shortlist_frame(found.result.scenario, found.shortlist)))
+    parts += [Text(""), *(Text(line) for line in proof_lines(found))]
+    if found.result is not None and found.shortlist is not None:
+        job, step = found.shortlist.job(found.result.scenario, 0), float(found.shortlist.rows.step_seconds[0])
+        parts += [Text(""), *(Text(line) for line in operations_lines(found.result.scenario, job, step))]
+    return Group(*parts)
+
+
+def goal_words(scenario: Scenario) -> str:
+    """What is asked for, in words."""
+    words = [TARGETS[name].words(scenario) for name in stated(scenario.choices)]
+    return " and ".join(["a layout that fits", *words])
+
+
+def answer_line(found: MinGpus) -> str:
+    """The answer in one sentence."""
+    scenario, safe, risky = found.scenario, found.safe, found.risky
+    asked = f"{scenario.job.model.name} on {scenario.job.gpu.name}, {goal_words(scenario)}"
+    if not safe.num_gpus:
+        return f"{asked}: no number of GPUs up to {safe.tried:,} does" + (", nor any larger one" if safe.exhausted else "")
+    early = f"; at risk from {risky.num_gpus:,}" if risky.num_gpus < safe.num_gpus else ""
+    return f"{asked}: {safe.num_gpus:,} GPUs{early}"
+
+
+def proof_lines(found: MinGpus) -> list[str]:
+    """How it is known that no fewer GPUs do."""
+    safe = found.safe
+    if not safe.num_gpus:
+        return [f"{safe.tried:,} fail: {found.fewer.words}"] if found.fewer else []
+    lines = [f"exact: below {safe.least:,} not even the states fit; every number of whole nodes from there was tried"]
+    failures = {failure.num_gpus: failure for failure in (found.fewer, found.slower) if failure}
+    return [*lines, *(f"{count:,} fail: {failure.words}" for count, failure in failures.items())]
+
+
+def min_gpus_json(found: MinGpus) -> dict[str, Any]:
+    """The same as plain data."""
+    content: dict[str, Any] = {
+        "scenario": scenario_json(found.scenario) | {"num_gpus": None},
+        "targets": {name: getattr(found.scenario.choices, name) for name in stated(found.scenario.choices)},
+        "fits": _fewest_json(found.safe),
+        "at_risk": _fewest_json(found.risky),
+        "fewer": vars(found.fewer) if found.fewer else None,
+        "slower": vars(found.slower) if found.slower else None,
+        "best": None,
+    }
+    if found.result is not None and found.shortlist is not None:
+        content["best"] = plain_row(shortlist_frame(found.result.scenario, found.shortlist).to_dict("records")[0])
+    return content
+
+
+def _fewest_json(fewest: Fewest) -> dict[str, Any]:
+    return {"num_gpus": fewest.num_gpus or None, "least": fewest.least, "tried": fewest.tried, "exhausted": fewest.exhausted}
