@@ -17,11 +17,12 @@ from planner.units import nine_digits, three
 def operations_lines(scenario: Scenario, job: Job, step_seconds: float) -> list[str]:
     """Failures, checkpoints, goodput, and where the tokens are known days, money and energy, of one layout's job."""
     own, upkeep = scenario.operations, upkeep_of(scenario.operations, job)
-    lines = [f"operations as in '{own.name}':", failure_line(own, job, upkeep), checkpoint_line(own, upkeep, step_seconds)]
-    lines.append(goodput_line(upkeep))
+    changed = own.name in load.names(Operations) and own != load.find(Operations, own.name)
+    asked = ", but for what was asked" if changed else ""
+    lines = [failure_line(own, job, upkeep), checkpoint_line(own, upkeep, step_seconds), goodput_line(upkeep)]
     if scenario.training_tokens:
         lines += [run_line(scenario, run_of(scenario, step_seconds, upkeep.goodput)), elsewhere_line(scenario, job, step_seconds)]
-    return [lines[0], *(f"- {line}" for line in lines[1:])]
+    return [f"operations as in '{own.name}'{asked}:", *(f"- {line}" for line in lines)]
 
 
 def failure_line(operations: Operations, job: Job, upkeep: Upkeep) -> str:
@@ -46,8 +47,8 @@ def checkpoint_line(operations: Operations, upkeep: Upkeep, step_seconds: float)
     source = "as asked; best " + duration(upkeep.best_seconds) if operations.checkpoint_interval_seconds else "the best by Daly"
     young = f"Young {duration(upkeep.young_seconds)}" if not math.isinf(upkeep.young_seconds) else ""
     return (
-        f"checkpoint: {upkeep.checkpoint_bytes / 1e12:.3g} TB, {words}; training waits {upkeep.stall_seconds:.1f} s "
-        f"{every}{steps} ({'; '.join(filter(None, (source, young)))})"
+        f"checkpoint: {upkeep.checkpoint_bytes / 1e12:.3g} TB, {words}; training waits {upkeep.stall_seconds:.1f} s, "
+        f"{operations.checkpoint_fixed_seconds:g} of them whatever the size, {every}{steps} ({'; '.join(filter(None, (source, young)))})"
     )
 
 
