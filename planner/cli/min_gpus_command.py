@@ -16,9 +16,10 @@ from planner.errors import InputError
 @click.command(name="min-gpus", context_settings=CONTEXT)
 @request_options
 @click.option("--most", type=Count(), default=65536, show_default=True, help="Larger numbers of GPUs are not tried.")
+@click.option("--batch-within", type=click.FloatRange(0, 50), default=0, help="Also try batches within so many percent that divide better.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--output", type=OutputPath(), help="Write the answer there instead of printing it.")
-def min_gpus_command(scenario_word: str | None, most: int, style: str, output: Path | None, **wishes: Any) -> None:
+def min_gpus_command(scenario_word: str | None, most: int, batch_within: float, style: str, output: Path | None, **wishes: Any) -> None:
     """Find the fewest GPUs on which the model fits, or also meets --deadline, --budget, --step-under, --tokens-per-second."""
     from planner.min_gpus import min_gpus
     from planner.report.min_gpus_text import min_gpus_json, min_gpus_page
@@ -30,7 +31,7 @@ def min_gpus_command(scenario_word: str | None, most: int, style: str, output: P
         raise InputError(f"--gpus = {wishes['num_gpus']}: min-gpus finds the number; leave it out, or bound it with --most")
     scenario = scenario_of(scenario_word, {**wishes, "num_gpus": 1})
     with counting("GPUs tried") as progress:
-        found = min_gpus(scenario, most, progress)
+        found = min_gpus(scenario, most, batch_within / 100, progress)
     if style == "json":
         page = json.dumps(min_gpus_json(found), indent=1) + "\n"
     else:

@@ -8,13 +8,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from planner.fewest import Fewest
-from planner.min_gpus import MinGpus
+from planner.min_gpus import MinGpus, OtherBatch
+from planner.operations import run_of, upkeep_of
 from planner.report.formats import plain_row, scenario_json
 from planner.report.frame import shortlist_frame
 from planner.report.operations_text import operations_lines
 from planner.report.text import scenario_line, shortlist_table
+from planner.report.words import money_cell, short_label
 from planner.scenario import Scenario
 from planner.targets import TARGETS, stated
+from planner.units import three
 
 
 def min_gpus_page(found: MinGpus) -> RenderableType:
@@ -23,7 +26,7 @@ def min_gpus_page(found: MinGpus) -> RenderableType:
     if found.result is not None and found.shortlist is not None:
         parts += [Text(scenario_line(found.result.scenario)), Text("")]
         parts.append(shortlist_table(shortlist_frame(found.result.scenario, found.shortlist)))
-    parts += [Text(""), *(Text(line) for line in proof_lines(found))]
+    parts += [Text(""), *(Text(line) for line in [*proof_lines(found), *map(other_line, found.other_batches)])]
     if found.result is not None and found.shortlist is not None:
         job, step = found.shortlist.job(found.result.scenario, 0), float(found.shortlist.rows.step_seconds[0])
         parts += [Text(""), *(Text(line) for line in operations_lines(found.result.scenario, job, step))]
@@ -46,6 +49,18 @@ def answer_line(found: MinGpus) -> str:
     return f"{asked}: {safe.num_gpus:,} GPUs{early}"
 
 
+def other_line(other: OtherBatch) -> str:
+    """A batch near the one asked for under which fewer GPUs do."""
+    scenario, rows = other.fewest.scenario, other.shortlist.rows
+    job, step = other.shortlist.job(scenario, 0), float(rows.step_seconds[0])
+    best = f"{short_label(rows.layouts.layout(0))}, {three(step)} s"
+    words = f"with {scenario.job.global_batch_size:,} sequences per step {other.fewest.num_gpus:,} GPUs do: {best}"
+    if not scenario.training_tokens:
+        return words
+    run = run_of(scenario, step, upkeep_of(scenario.operations, job).goodput)
+    return f"{words}, {three(float(run.total_days))} days, ${money_cell(float(run.cost_usd))}"
+
+
 def proof_lines(found: MinGpus) -> list[str]:
     """How it is known that no fewer GPUs do."""
     safe = found.safe
@@ -66,6 +81,7 @@ def min_gpus_json(found: MinGpus) -> dict[str, Any]:
         "fewer": vars(found.fewer) if found.fewer else None,
         "slower": vars(found.slower) if found.slower else None,
         "best": None,
+        "other_batches": [_other_json(other) for other in found.other_batches],
     }
     if found.result is not None and found.shortlist is not None:
         content["best"] = plain_row(shortlist_frame(found.result.scenario, found.shortlist).to_dict("records")[0])
@@ -74,3 +90,9 @@ def min_gpus_json(found: MinGpus) -> dict[str, Any]:
 
 def _fewest_json(fewest: Fewest) -> dict[str, Any]:
     return {"num_gpus": fewest.num_gpus or None, "least": fewest.least, "tried": fewest.tried, "exhausted": fewest.exhausted}
+
+
+def _other_json(other: OtherBatch) -> dict[str, Any]:
+    scenario = other.fewest.scenario
+    row = plain_row(shortlist_frame(scenario, other.shortlist).to_dict("records")[0])
+    return {"global_batch_size": scenario.job.global_batch_size, "num_gpus": other.fewest.num_gpus, "best": row}
