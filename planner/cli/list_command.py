@@ -9,7 +9,7 @@ from planner.cli.terminal import rendered
 
 
 @click.command(name="list", context_settings=CONTEXT)
-@click.argument("kind", type=click.Choice(["models", "gpus", "clusters", "software"]))
+@click.argument("kind", type=click.Choice(["models", "gpus", "clusters", "software", "operations"]))
 def list_command(kind: str) -> None:
     """List the catalogue: names, aliases, and the figures that matter."""
     from planner.report.listing import listing

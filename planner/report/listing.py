@@ -6,9 +6,9 @@ from rich import box
 from rich.table import Table
 
 from planner.catalogue.load import records
-from planner.catalogue.schema import Cluster, Gpu, Model, Software
+from planner.catalogue.schema import Cluster, Gpu, Model, Operations, Software
 from planner.cost import parameters
-from planner.units import GIB
+from planner.units import GIB, three
 
 
 def _models() -> tuple[list[str], list[list[str]]]:
@@ -74,7 +74,24 @@ def _software() -> tuple[list[str], list[list[str]]]:
     return ["software", "runs layouts of", "attention", "B per parameter", "aliases"], rows
 
 
-LISTINGS = {"models": _models, "gpus": _gpus, "clusters": _clusters, "software": _software}
+def _operations() -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [
+            o.name,
+            three(o.interruptions_per_1000_gpu_days),
+            f"{o.restart_seconds / 60:g}",
+            three(o.storage_bytes_per_s / 1e9),
+            "yes" if o.asynchronous else "no",
+            f"{o.evaluation_share:.1%}",
+            f"{o.power_usage_effectiveness:g}",
+            ", ".join(o.aliases),
+        ]
+        for o in records(Operations)
+    ]
+    return ["operations", "failures per 1,000 GPU-days", "restart min", "GB/s per node", "async", "evaluation", "PUE", "aliases"], rows
+
+
+LISTINGS = {"models": _models, "gpus": _gpus, "clusters": _clusters, "software": _software, "operations": _operations}
 
 
 def listing(kind: str) -> Table:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from planner.catalogue.load import read_toml
 from planner.explain import complete_layout, explain
 from planner.refine import shortlist_of
 from planner.report.formats import csv_pieces, markdown_text
@@ -34,8 +35,8 @@ TYPICAL = {
 
 
 def scenario_names() -> list[str]:
-    """All committed scenarios."""
-    return sorted(path.stem for path in (ROOT / "scenarios").glob("*.toml"))
+    """All committed scenarios that ask one question."""
+    return sorted(path.stem for path in (ROOT / "scenarios").glob("*.toml") if "sweep" not in read_toml(path))
 
 
 def run(name: str) -> SearchResult:
