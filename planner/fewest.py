@@ -153,6 +153,7 @@ def floors(scenario: Scenario) -> dict[tuple[int, int], MemoryFloor]:
 
 
 def states_kib(floor: MemoryFloor) -> int:
+    """KiB of the states that all GPUs together hold at least."""
     return floor.whole_dense_kib + floor.whole_expert_kib + floor.sharded_kib
 
 

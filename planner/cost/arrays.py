@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = TypeVar("Record", bound="DataclassInstance")
 
 Number = Any
 """A plain number or an array of numbers: formulas take either, in any mix that broadcasts."""
@@ -35,3 +42,8 @@ def smooth_max(x: Number, y: Number, power: float) -> Number:
     larger, smaller = np.maximum(x, y), np.minimum(x, y)
     share = np.divide(smaller, larger, out=np.zeros_like(larger * 1.0), where=larger > 0)
     return larger * (1.0 + share**power) ** (1.0 / power)
+
+
+def each(change: Callable[..., Any], *records: Record) -> Record:
+    """The record whose every field is made from that field of some records of one kind: all their arrays cut or joined alike."""
+    return type(records[0])(*(change(*(getattr(record, field.name) for record in records)) for field in fields(records[0])))

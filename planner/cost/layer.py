@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -148,8 +148,8 @@ def _shard_transfers(job: Job, net: Network, x: Columns, moe: bool) -> tuple[Num
     return gather, 2.0 * whole, scatter, job.software.reduce_bytes * whole
 
 
-def layer_seconds(job: Job, x: Columns, *, moe: bool) -> LayerSeconds:
-    """A layer's forward and backward for each row of ``x`` (its schedule and recompute are not read)."""
+def unsharded(job: Job, x: Columns, *, moe: bool) -> LayerSeconds:
+    """A layer's forward and backward for each row of ``x`` on GPUs that hold its weights: whatever the pipeline and the replicas."""
     net = network_of(job)
     kernels = moe_kernels(job, x) if moe else dense_kernels(job, x)
     tokens = job.rank_tokens(x)
@@ -167,28 +167,18 @@ def layer_seconds(job: Job, x: Columns, *, moe: bool) -> LayerSeconds:
     floor = floor + zeros
 
     busy_forward = kernels.forward + tensor[0] + context[0] + expert
-    launched_forward = smooth_max(busy_forward, floor, power)
+    forward = smooth_max(busy_forward, floor, power)
     again = _recomputed(job, kernels)
     busy_backward = kernels.backward + tensor[1] + context[1] + expert
-    launched_backward = np.stack(
+    backward = np.stack(
         [
             smooth_max(busy_backward + again["none"], job.physics.floor_backward * floor, power),
             smooth_max(busy_backward + again["selective"], job.physics.floor_backward * floor, power),
-            smooth_max(busy_backward, job.physics.floor_backward * floor, power) + launched_forward,
+            smooth_max(busy_backward, job.physics.floor_backward * floor, power) + forward,
         ]
     )
     repeated = np.stack([zeros, zeros, tensor[0] + context[0] + expert])
     recompute = np.stack([again["none"] + zeros, again["selective"] + zeros, kernels.forward])
-    launch = launched_forward + launched_backward - (busy_forward + busy_backward + recompute + repeated)
-
-    gather, gather_bytes, scatter, scatter_bytes = _shard_transfers(job, net, x, moe)
-    sharded = comm.gathers_weights(x.zero_stage, x.data_parallel * x.context_parallel)
-    unhidden = job.physics.fsdp_first_layer / job.model.num_layers
-    sharded_forward = comm.sharded_pass(launched_forward, gather, gather_bytes, job) + unhidden * gather
-    back = gather + scatter
-    sharded_backward = comm.sharded_pass(launched_backward, back, gather_bytes + scatter_bytes, job) + unhidden * back
-    forward = np.where(sharded, sharded_forward, launched_forward)
-    backward = np.where(sharded, sharded_backward, launched_backward)
     return LayerSeconds(
         forward=forward,
         backward=backward,
@@ -197,9 +187,30 @@ def layer_seconds(job: Job, x: Columns, *, moe: bool) -> LayerSeconds:
         tensor=tensor[0] + tensor[1] + _again(tensor[0], zeros),
         context=context[0] + context[1] + _again(context[0], zeros),
         expert=2.0 * expert + _again(expert, zeros),
-        sharding=np.where(sharded, forward + backward - launched_forward - launched_backward, 0.0),
-        launch=launch,
+        sharding=np.zeros_like(backward),
+        launch=forward + backward - (busy_forward + busy_backward + recompute + repeated),
     )
+
+
+def sharded(job: Job, x: Columns, layer: LayerSeconds, *, moe: bool) -> LayerSeconds:
+    """The layer with the transfers of ZeRO-3 in the rows of ``x`` that gather its weights."""
+    gathering = comm.gathers_weights(x.zero_stage, x.data_parallel * x.context_parallel)
+    if not np.any(gathering):  # many stacks never shard weights
+        return layer
+    gather, gather_bytes, scatter, scatter_bytes = _shard_transfers(job, network_of(job), x, moe)
+    unhidden = job.physics.fsdp_first_layer / job.model.num_layers
+    back = gather + scatter
+    slower_forward = comm.sharded_pass(layer.forward, gather, gather_bytes, job) + unhidden * gather
+    slower_backward = comm.sharded_pass(layer.backward, back, gather_bytes + scatter_bytes, job) + unhidden * back
+    forward = np.where(gathering, slower_forward, layer.forward)
+    backward = np.where(gathering, slower_backward, layer.backward)
+    sharding = np.where(gathering, forward + backward - layer.forward - layer.backward, 0.0)
+    return replace(layer, forward=forward, backward=backward, sharding=sharding)
+
+
+def layer_seconds(job: Job, x: Columns, *, moe: bool) -> LayerSeconds:
+    """A layer's forward and backward for each row of ``x`` (its schedule and recompute are not read)."""
+    return sharded(job, x, unsharded(job, x, moe=moe), moe=moe)
 
 
 def _again(forward_part: Number, zeros: Floats) -> Floats:

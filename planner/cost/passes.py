@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost import compute
-from planner.cost.arrays import Floats, Number
-from planner.cost.layer import KEYS, LayerSeconds, layer_seconds
-from planner.cost.stages import Stages, covered_layers, layer_kinds
+from planner.cost.arrays import Floats, Number, each
+from planner.cost.ends import EndSeconds
+from planner.cost.layer import KEYS, LayerSeconds, sharded
+from planner.cost.shared import factors
+from planner.cost.stages import Stages, covered_layers
 from planner.scenario import Job
 from solver.grouping import distinct
 from solver.layout import SELECTIVE, Columns, Ints
@@ -51,52 +52,22 @@ class _Layers:
         return np.asarray(total)
 
 
-def _layer_table(job: Job, x: Columns) -> _Layers:
-    first, key = distinct(getattr(x, axis) for axis in KEYS)
-    rows = x.take(first)
-    return _Layers(key, {moe: layer_seconds(job, rows, moe=moe) for moe, present in layer_kinds(job.model).items() if present})
-
-
-@dataclass(frozen=True)
-class _EndSeconds:
-    """Embedding on the first stage, head and loss on the last, per row and micro-batch."""
-
-    embedding: Floats
-    head_forward: Floats
-    head_backward: Floats
-
-    @staticmethod
-    def of(job: Job, x: Columns) -> _EndSeconds:
-        first, key = distinct([x.tensor_parallel, x.context_parallel, x.micro_batch_size])
-        rows = x.take(first)
-        rates = compute.rates_of(job)
-        tokens = job.rank_tokens(rows)
-        heads = 1 + job.num_mtp_layers
-        forward, backward = compute.head_seconds(job, rates, tokens, rows.tensor_parallel)
-        embedding = compute.embedding_seconds(job, rates, tokens)
-        return _EndSeconds(embedding[key], heads * forward[key], heads * backward[key])
-
-    def forward(self, stage: Stages) -> Floats:
-        """Forward seconds at the ends that the stage holds."""
-        return stage.has_embedding * self.embedding / 3 + stage.has_head * self.head_forward
-
-    def backward(self, stage: Stages) -> Floats:
-        """Backward seconds at the ends that the stage holds."""
-        return stage.has_embedding * self.embedding * 2 / 3 + stage.has_head * self.head_backward
-
-
 @dataclass(frozen=True)
 class Passes:
     """The layers and ends of every layout, from which the pass through any stage follows."""
 
     x: Columns
     layers: _Layers
-    ends: _EndSeconds
+    ends: EndSeconds
 
     @staticmethod
     def of(job: Job, x: Columns) -> Passes:
         """The passes of the layouts of a job."""
-        return Passes(x, _layer_table(job, x), _EndSeconds.of(job, x))
+        first, key = distinct(getattr(x, axis) for axis in KEYS)
+        rows = x.take(first)
+        found = factors(job, rows)
+        kinds = {moe: sharded(job, rows, layer, moe=moe) for moe, layer in found.kinds.items()}
+        return Passes(x, _Layers(key, kinds), each(lambda part: part[key], found.ends))
 
     def through(self, stage: Stages) -> tuple[Floats, Floats]:
         """Forward and backward seconds of one micro-batch through a stage, ends included; one stage per layout."""
