@@ -16,7 +16,7 @@ from planner.frameworks.legality import jobs_by_framework
 from planner.operations import run_of, upkeep_of
 from planner.scenario import Choices, Job, Scenario
 from planner.splittable import least_steps, splittable
-from planner.units import SECONDS_PER_DAY, three
+from planner.units import SECONDS_PER_DAY, four, three
 from solver.layout import Columns
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ TARGETS: dict[str, Target] = {
     "max_days": Target(
         lambda s: f"at most {three(s.choices.max_days)} days for {_tokens(s)}",
         lambda s, goodput: s.choices.max_days * SECONDS_PER_DAY * goodput / _steps(s),
-        lambda s, step, goodput: f"{three(float(run_of(s, step, goodput).total_days))} days",
+        lambda s, step, goodput: f"{four(float(run_of(s, step, goodput).total_days))} days",
     ),
     "max_cost_usd": Target(
         lambda s: f"at most ${s.choices.max_cost_usd:,.0f} for {_tokens(s)}",
@@ -57,7 +57,7 @@ TARGETS: dict[str, Target] = {
     "max_step_seconds": Target(
         lambda s: f"steps of at most {three(s.choices.max_step_seconds)} s",
         lambda s, goodput: s.choices.max_step_seconds,
-        lambda s, step, goodput: f"steps of {three(step)} s",
+        lambda s, step, goodput: f"steps of {four(step)} s",
     ),
     "min_tokens_per_second": Target(
         lambda s: f"at least {three(s.choices.min_tokens_per_second)} tokens per second",

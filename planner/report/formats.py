@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +12,11 @@ import pandas as pd
 from planner.answer import Answer
 from planner.refine import Shortlist
 from planner.report.operations_text import operations_json
+from planner.report.plain import plain
 from planner.report.robustness_text import robustness_json
 from planner.report.workload_text import long_phase_json, workload_json
 from planner.scenario import Scenario
 from planner.search import SearchResult
-from planner.units import nine_digits
 
 ROWS_AT_ONCE = 50_000
 
@@ -55,12 +54,12 @@ def json_text(found: Answer, frame: pd.DataFrame) -> str:
         "dropped": result.funnel.dropped,
         "survivors": result.funnel.survivors,
         "nearest": _nearest(result),
-        "proof": plain_row(dataclasses.asdict(shortlist.proof)) if shortlist.proof else None,
+        "proof": plain(dataclasses.asdict(shortlist.proof)) if shortlist.proof else None,
         "robustness": robustness_json(found.robust) if found.robust else None,
         "operations": _operations(result, shortlist),
         "workload": workload_json(found.scenario, shortlist.rows.layouts.layout(0) if found.feasible else None),
         "long_context": [long_phase_json(phase) for phase in found.phases],
-        "layouts": [plain_row(row) for row in frame.to_dict("records")],
+        "layouts": [plain(row) for row in frame.to_dict("records")],
     }
     for row, flags in zip(content["layouts"], found.findings, strict=False):
         row["flags"] = flags
@@ -80,18 +79,6 @@ def _nearest(result: SearchResult) -> dict[str, Any] | None:
         return None
     need, usable = result.nearest.need_bytes, result.scenario.job.gpu.memory_bytes
     return {"layout": result.nearest.layout.label, "need_bytes": round(need), "excess_bytes": round(need - usable)}
-
-
-def plain_row(row: dict[Any, Any]) -> dict[str, Any]:
-    """A row of plain numbers; what is not finite is null."""
-    return {
-        str(key): _finite(value) if isinstance(value, float) else value.item() if hasattr(value, "item") else value
-        for key, value in row.items()
-    }
-
-
-def _finite(value: float) -> float | None:
-    return nine_digits(value) if math.isfinite(value) else None
 
 
 MARKDOWN_COLUMNS = (

@@ -10,9 +10,10 @@ from rich.text import Text
 from planner.fewest import Fewest
 from planner.min_gpus import MinGpus, OtherBatch
 from planner.operations import run_of, upkeep_of
-from planner.report.formats import plain_row, scenario_json
+from planner.report.formats import scenario_json
 from planner.report.frame import shortlist_frame
 from planner.report.operations_text import operations_lines
+from planner.report.plain import plain
 from planner.report.text import scenario_line, shortlist_table
 from planner.report.words import money_cell, short_label
 from planner.scenario import Scenario
@@ -84,7 +85,7 @@ def min_gpus_json(found: MinGpus) -> dict[str, Any]:
         "other_batches": [_other_json(other) for other in found.other_batches],
     }
     if found.result is not None and found.shortlist is not None:
-        content["best"] = plain_row(shortlist_frame(found.result.scenario, found.shortlist).to_dict("records")[0])
+        content["best"] = plain(shortlist_frame(found.result.scenario, found.shortlist).to_dict("records")[0])
     return content
 
 
@@ -94,5 +95,5 @@ def _fewest_json(fewest: Fewest) -> dict[str, Any]:
 
 def _other_json(other: OtherBatch) -> dict[str, Any]:
     scenario = other.fewest.scenario
-    row = plain_row(shortlist_frame(scenario, other.shortlist).to_dict("records")[0])
+    row = plain(shortlist_frame(scenario, other.shortlist).to_dict("records")[0])
     return {"global_batch_size": scenario.job.global_batch_size, "num_gpus": other.fewest.num_gpus, "best": row}

@@ -9,9 +9,10 @@ from typing import Any
 from planner.catalogue import load
 from planner.catalogue.schema import Operations
 from planner.operations import Run, Upkeep, run_of, upkeep_of
+from planner.report.plain import plain
 from planner.report.words import duration, money_cell
 from planner.scenario import Job, Scenario
-from planner.units import nine_digits, three
+from planner.units import three
 
 
 def operations_lines(scenario: Scenario, job: Job, step_seconds: float) -> list[str]:
@@ -85,18 +86,8 @@ def elsewhere_line(scenario: Scenario, job: Job, step_seconds: float) -> str:
 def operations_json(scenario: Scenario, job: Job, step_seconds: float) -> dict[str, Any]:
     """The same as plain data; infinite times are null."""
     upkeep = upkeep_of(scenario.operations, job)
-    content: dict[str, Any] = {"assumed": _plain(dataclasses.asdict(scenario.operations)), **_plain(dataclasses.asdict(upkeep))}
+    assumed = {key: value for key, value in dataclasses.asdict(scenario.operations).items() if key != "aliases"}
+    content: dict[str, Any] = {"assumed": plain(assumed), **plain(dataclasses.asdict(upkeep))}
     if scenario.training_tokens:
-        content["run"] = _plain(dataclasses.asdict(run_of(scenario, step_seconds, upkeep.goodput)))
+        content["run"] = plain(dataclasses.asdict(run_of(scenario, step_seconds, upkeep.goodput)))
     return content
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    def one(value: Any) -> Any:
-        if isinstance(value, dict):
-            return _plain(value)
-        if isinstance(value, float):
-            return nine_digits(value) if math.isfinite(value) else None
-        return value
-
-    return {key: one(value) for key, value in values.items() if key != "aliases"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from planner.cost.memory import VERDICTS
@@ -12,6 +11,7 @@ from planner.drivers import changes
 from planner.long_context import LongPhase, attention_share
 from planner.operations import Run
 from planner.ramp import RAMP_SHARE, Ramp, ramp_of
+from planner.report.plain import plain
 from planner.report.words import duration, money_cell, short_label
 from planner.scenario import Scenario
 from planner.targets import stated
@@ -48,11 +48,6 @@ def workload_json(scenario: Scenario, layout: Layout | None = None) -> dict[str,
         "gradient_norm": GRADIENT_NORM,
         "ramp": ramp_json(ramp) if ramp else None,
     }
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers as every export states them."""
-    return {key: nine_digits(value) if isinstance(value, float) else value for key, value in values.items()}
 
 
 def amount(count: float) -> str:
