@@ -24,6 +24,9 @@ DEFAULT_TOKENS_PER_STEP = 1 << 22
 
 SCENARIO_FOLDER = Path("scenarios")
 
+SWEEP_TABLE = "sweep"
+"""The table of a scenario file that says what `planner sweep` varies; one search does not read it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -167,7 +170,7 @@ def read_request(path: Path) -> Request:
     hints = {f.name: f.type for f in dataclasses.fields(Request)}
     values: dict[str, Any] = {}
     for table, content in tables.items():
-        if table in ("name", "description") and isinstance(content, str):
+        if (table in ("name", "description") and isinstance(content, str)) or table == SWEEP_TABLE:
             continue
         if table not in TABLES:
             raise InputError(f"{path}: unknown table '{table}'{nearest(table, TABLES)}")

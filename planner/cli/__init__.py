@@ -10,9 +10,11 @@ from planner.cli.accuracy_commands import calibrate, validate
 from planner.cli.diff_command import diff
 from planner.cli.explain_command import explain
 from planner.cli.list_command import list_command
+from planner.cli.min_gpus_command import min_gpus_command
 from planner.cli.options import CONTEXT
 from planner.cli.search_command import search_command
 from planner.cli.sensitivity_command import sensitivity
+from planner.cli.sweep_command import sweep_command
 from planner.cli.terminal import run
 from planner.cli.why_command import why
 
@@ -23,7 +25,7 @@ def planner() -> None:
     """Finds the fastest parallel layout for training a large language model: every one, proven, explained."""
 
 
-for command in (search_command, explain, why, diff, sensitivity, validate, calibrate, list_command):
+for command in (search_command, explain, why, diff, sensitivity, sweep_command, min_gpus_command, validate, calibrate, list_command):
     planner.add_command(command)
 
 

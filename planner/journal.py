@@ -1,0 +1,176 @@
+"""What a sweep has done so far, on disk: one line per finished point, which a crash at any moment leaves readable."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from planner.errors import InputError
+
+Entry = Mapping[str, Any]
+"""One finished point as plain data; ``point`` is its number."""
+
+
+class Journal:
+    """An append-only file of JSON lines, the header first. It knows where each point's line begins, not what it says."""
+
+    def __init__(self, path: Path, header: Entry, *, resume: bool = False) -> None:
+        """Begins the file, or goes on from what it holds. Raises InputError if it belongs to another sweep or another process."""
+        self.path, self.header = path, header
+        self._starts: dict[int, int] = {}
+        try:
+            self._file: FileIO = path.open("ab", buffering=0)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+        try:
+            _lock(self._file, path)
+            self._end = self._read(resume)
+            self._file.truncate(self._end)  # what a crash tore off
+            if not self._end:
+                self._write(header)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, resume: bool) -> int:
+        """Finds the whole lines; returns where the last of them ends, 0 where no point is done. Raises InputError."""
+        end, found = 0, None
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                entry = self._parsed(line, number)
+                if found is None:
+                    found = entry
+                else:
+                    self._starts[int(entry["point"])] = end
+                end += len(line)
+        if found is None or not self._starts:
+            return 0
+        self._check(found, resume)
+        return end
+
+    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or (number > 1 and not isinstance(entry.get("point"), int)):
+            raise InputError(f"{self.path}: line {number} is damaged: delete the file to start anew")
+        return entry
+
+    def _check(self, found: Entry, resume: bool) -> None:
+        """Raise InputError unless the file may be gone on from."""
+        if not resume:
+            state = f"{len(self):,} of {found.get('points', 0):,} points of a sweep that was stopped"
+            raise InputError(f"{self.path} holds {state}: --resume goes on; delete the file to start anew")
+        if found != self.header:
+            raise InputError(f"{self.path} belongs to another sweep ({difference(found, self.header)}): delete it to start anew")
+
+    def _write(self, entry: Entry) -> None:
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        try:
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self._end)
+            kept = f"{len(self):,} points are kept: --resume goes on"
+            raise InputError(f"{self.path}: cannot be written ({error.strerror or error}); {kept}") from None
+        self._end += len(line)
+
+    def append(self, entry: Entry, part: bytes = b"") -> None:
+        """Writes a finished point down, so that no crash takes it away. Raises InputError when the disk refuses.
+
+        ``part``: what is too long for a line.
+        """
+        start, point = self._end, int(entry["point"])
+        if part:
+            self._keep(self.part(point), part)
+        self._write(entry)
+        self._starts[point] = start
+
+    def _keep(self, path: Path, part: bytes) -> None:
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with appearing(path) as unfinished:
+                unfinished.write_bytes(part)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror or error}); --resume goes on") from None
+
+    def part(self, point: int) -> Path:
+        """Where a point's part is kept."""
+        return self.path.with_name(f"{self.path.name}.parts") / str(point)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __contains__(self, point: int) -> bool:
+        return point in self._starts
+
+    def __iter__(self) -> Iterator[Entry]:
+        """The finished points in the order of their numbers, one in memory at a time."""
+        with self.path.open("rb") as file:
+            for point in sorted(self._starts):
+                file.seek(self._starts[point])
+                yield json.loads(file.readline())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every point is done."""
+        return len(self) == int(self.header["points"])
+
+    def remove(self) -> None:
+        """Deletes the file and its folder: the results stand elsewhere."""
+        shutil.rmtree(self.part(0).parent, ignore_errors=True)
+        self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+def difference(found: Entry, wanted: Entry) -> str:
+    """The first key by which two headers differ, with both values; a sweep's hash only where nothing else tells.
+
+    >>> difference({"sweep": "a1", "top": 1}, {"sweep": "b2", "top": 3})
+    'top = 1 there, 3 here'
+    """
+    keys = [key for key in [*wanted, *found] if found.get(key) != wanted.get(key)]
+    key = next((key for key in keys if key != "sweep"), "sweep")
+    return f"{key} = {found.get(key)} there, {wanted.get(key)} here"
+
+
+def _lock(file: FileIO, path: Path) -> None:
+    """Raise InputError while another process has the file; some shared disks know no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{path}: another sweep is writing it now") from None
+    except OSError:
+        return
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A file to write that takes its name when it is whole and on the disk; until then, or after a failure, nothing changes."""
+    unfinished = path.with_name(f".{path.name}.unfinished")  # one name: what a crash leaves is overwritten
+    try:
+        yield unfinished
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
