@@ -309,3 +309,18 @@ def test_a_part_that_somebody_took_away_is_missed(command: Command, tmp_path: Pa
     monkeypatch.setattr(Journal, "_keep", lambda journal, path, part: None)
     done = command(*SMALL, "--gpus", "1", "--all", "--jobs", "1", "--csv", str(tmp_path / "t.csv"))
     assert done.code == 2 and re.search(r"gone/1: cannot be read .*: delete .*t.csv.journal to start anew", done.err)
+
+
+def test_more_gpus_never_take_longer_when_some_may_stay_unused(command: Command) -> None:
+    done = command(*SMALL, "--gpus", "1:24:+1", "--jobs", "1", "--format", "csv")
+    rows = [row for row in texts(done.out) if row["status"] == "ok"]
+    steps = {row["num_gpus"]: float(row["step_seconds"]) for row in rows}
+    used = [steps[row["fastest_num_gpus"]] for row in rows]
+    assert used == sorted(used, reverse=True)
+    assert all(int(row["fastest_num_gpus"]) <= int(row["num_gpus"]) for row in rows)
+    assert any(row["fastest_num_gpus"] != row["num_gpus"] for row in rows)  # odd counts divide badly
+
+
+def test_the_page_says_where_gpus_had_better_stay_unused(command: Command) -> None:
+    done = command(*SMALL, "--gpus", "8,9,16", "--jobs", "1")
+    assert "#2 slower than fewer GPUs of the series" in " ".join(done.out.split())

@@ -44,7 +44,7 @@ BOOKS = {"status": "string", "reason": "string"}
 """Columns between the facts and the layout."""
 
 COUNTS = {"space": "Int64", "survivors": "Int64"}
-STANDING = {"scaling_efficiency": "float64", "pareto": "boolean"}
+STANDING = {"scaling_efficiency": "float64", "fastest_num_gpus": "Int64", "pareto": "boolean"}
 """Columns behind the layout."""
 
 
@@ -54,6 +54,8 @@ class Standing:
 
     efficiency: dict[int, float]
     """Point -> its tokens per second and GPU over those of the fewest GPUs of its series on which something fits."""
+    fastest: dict[int, int]
+    """Point -> the number of GPUs of its series, no larger than its own, with most tokens per second: others may stay unused."""
     front: Ints
     """Keys of the layouts that no other of the same model, sequence and run dominates."""
 
@@ -74,7 +76,9 @@ def standing(sweep: Sweep, journal: Journal) -> Standing:
             fronts.setdefault((scenario.job.model.name, scenario.job.seq_len, scenario.training_tokens), []).append(own)
             best[entry["point"]] = entry["best"]
     rows = [merged(np.concatenate(found)) for found in fronts.values()]
-    return Standing(efficiencies(sweep, best), np.concatenate([np.zeros(0), *(own[:, 0] for own in rows)]).astype(np.int64))
+    return Standing(
+        efficiencies(sweep, best), fastest(sweep, best), np.concatenate([np.zeros(0), *(own[:, 0] for own in rows)]).astype(np.int64)
+    )
 
 
 def efficiencies(sweep: Sweep, best: dict[int, float]) -> dict[int, float]:
@@ -83,6 +87,19 @@ def efficiencies(sweep: Sweep, best: dict[int, float]) -> dict[int, float]:
     for point in sorted(best, key=lambda point: sweep.points[point - 1].scenario.job.num_gpus):
         fewest.setdefault(sweep.points[point - 1].series, point)
     return {point: nine_digits(rate / best[fewest[sweep.points[point - 1].series]]) for point, rate in best.items()}
+
+
+def fastest(sweep: Sweep, best: dict[int, float]) -> dict[int, int]:
+    """For every point the number of GPUs, no larger than its own, with most tokens per second of its series; 0 where there is none."""
+    found: dict[int, int] = {}
+    leader: dict[tuple[Any, ...], tuple[float, int]] = {}
+    for point in sorted(sweep.points, key=lambda point: point.scenario.job.num_gpus):
+        num_gpus = point.scenario.job.num_gpus
+        rate = nine_digits(best.get(point.number, 0.0) * num_gpus)
+        if rate > leader.get(point.series, (0.0, 0))[0]:
+            leader[point.series] = rate, num_gpus
+        found[point.number] = leader.get(point.series, (0.0, 0))[1]
+    return found
 
 
 def varied_columns(sweep: Sweep) -> dict[str, tuple[str, Callable[[Point], Any]]]:
@@ -161,6 +178,7 @@ def _tidy(sweep: Sweep, found: Standing, entries: list[Entry], rows: pd.DataFram
     columns: dict[str, Any] = {name: [value(point) for point in points] for name, (_, value) in facts.items()}
     columns |= {name: [entry[name] for entry in entries] for name in (*BOOKS, *COUNTS)}
     columns["scaling_efficiency"] = [found.efficiency.get(entry["point"]) for entry in entries]
+    columns["fastest_num_gpus"] = [found.fastest[entry["point"]] or None for entry in entries]
     known = pd.DataFrame(columns).loc[np.repeat(np.arange(len(entries)), counts)].reset_index(drop=True)
     table = pd.concat([known, rows.reset_index(drop=True)], axis=1)
     keys = key_of(table["point"], table["rank"])

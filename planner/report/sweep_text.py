@@ -14,7 +14,7 @@ from planner.evaluation import OK
 from planner.grid import shown
 from planner.journal import Journal
 from planner.report.sweep_files import marks
-from planner.report.sweep_table import frames
+from planner.report.sweep_table import fastest, frames
 from planner.report.text import SHORT_VERDICT, STYLE
 from planner.report.words import money_cell, ranges
 from planner.scenario import Scenario
@@ -63,7 +63,7 @@ def sweep_page(sweep: Sweep, journal: Journal) -> RenderableType:
     table = _table(sweep, islice(rows, MOST_SHOWN))
     more = sum(1 for _ in rows)
     cut = [f"and {more:,} more rows: --csv FILE holds them"] if more else []
-    below = map(Text, [*cut, *reason_lines(journal)])
+    below = map(Text, [*cut, *reason_lines(journal), *unused_lines(sweep, journal)])
     books = map(Text, book_lines(sweep, journal))
     return Group(Text(question(sweep)), Text(""), table, *below, Text(LEGEND, style="dim"), Text(""), *books)
 
@@ -145,6 +145,14 @@ def reason_lines(journal: Journal) -> list[str]:
     lines = [f"#{ranges(own)} {reason}" for reason, own in points.items()]
     more = len(lines) - MOST_REASONS
     return lines[:MOST_REASONS] + ([f"and {more:,} more reasons: --csv FILE holds them"] if more > 0 else [])
+
+
+def unused_lines(sweep: Sweep, journal: Journal) -> list[str]:
+    """Which points are slower than one of their series with fewer GPUs."""
+    best = {entry["point"]: entry["best"] for entry in journal if entry["status"] == OK}
+    sizes, used = {point.number: point.scenario.job.num_gpus for point in sweep.points}, fastest(sweep, best)
+    slower = [point for point in best if used[point] < sizes[point]]
+    return [f"#{ranges(slower)} slower than fewer GPUs of the series, others unused (CSV: fastest_num_gpus)"] if slower else []
 
 
 LEGEND = (
