@@ -72,7 +72,7 @@ def answer(scenario: Scenario, wanted: Wanted, progress: Progress | None = None)
         result=result,
         shortlist=shortlist,
         robust=robustness_of(result, shortlist, wanted.draws) if drawn else None,
-        on_front=on_front(result, shortlist),
+        on_front=on_front(result, shortlist.rows),
         findings=shortlist_flags(scenario, shortlist, wanted.flagged),
         phases=tuple(long_phase(scenario, first, seq_len=s, tokens=t, progress=progress) for s, t in wanted.phases) if first else (),
     )

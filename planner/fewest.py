@@ -18,9 +18,9 @@ from planner.cost.estimate import MemoryEstimate, memory_of, time_of
 from planner.cost.memory import AT_RISK
 from planner.frameworks.legality import NO_STACK, REFUSED, assign, framework_of, jobs_by_framework
 from planner.limits import MemoryFloor, memory_floor
-from planner.refine import split_of
+from planner.refine import LISTED, shortlist_of, split_of
 from planner.scenario import Scenario
-from planner.search import Rejected
+from planner.search import Rejected, searched
 from planner.splittable import least_steps, splittable
 from planner.targets import hopeless, longest_step, stated
 from solver import check, prune
@@ -190,9 +190,10 @@ def attempt(scenario: Scenario, worst: int = AT_RISK) -> Attempt:
     """Whether any layout of the scenario has a verdict of ``worst`` or better and meets its targets; stops at the first."""
     if hopeless(scenario) or too_slow(scenario):
         return Attempt(False, None, 0)
-    nearest, fastest, number_weighed = None, None, 0
+    nearest, fastest, number_weighed, roomier = None, None, 0, False
     for number, layouts, memory in weighed(scenario):
         number_weighed += len(layouts)
+        roomier = roomier or bool(np.any(splittable(scenario, number, layouts) & (memory.verdict == AT_RISK)))
         fitting = np.flatnonzero(memory.verdict <= worst)
         if len(fitting):
             late = latest(scenario, number, layouts.take(fitting))
@@ -202,6 +203,10 @@ def attempt(scenario: Scenario, worst: int = AT_RISK) -> Attempt:
         row = int(np.argmin(memory.need_bytes))
         if nearest is None or memory.need_bytes[row] < nearest.need_bytes:
             nearest = Rejected(layouts.layout(row), framework_of(number), float(memory.need_bytes[row]))
+    if worst < AT_RISK and roomier:  # the split that suits the step may also take a layout at risk below the limit
+        shown = shortlist_of(searched(scenario), LISTED).rows
+        if np.any(shown.verdict <= worst):
+            return Attempt(True, None, number_weighed)
     return Attempt(False, nearest, number_weighed, fastest)
 
 
@@ -213,9 +218,10 @@ def too_slow(scenario: Scenario) -> bool:
     """
     if not stated(scenario.choices):
         return False
-    problem = spec.problem(scenario)
-    modes = tuple(mode for mode in problem.domains["recompute"] if mode == RECOMPUTE.index("none")) or problem.domains["recompute"]
-    plain = dataclasses.replace(problem, domains={**problem.domains, "recompute": modes}, usable_kib=UNLIMITED_KIB)
+    problem = dataclasses.replace(spec.problem(scenario), usable_kib=UNLIMITED_KIB)
+    none = RECOMPUTE.index("none")
+    without = none in problem.domains["recompute"] and 0 in problem.domains["recompute_layers"]  # the pins allow it
+    plain = dataclasses.replace(problem, domains={**problem.domains, "recompute": (none,)}) if without else problem
     jobs = {number: (job, longest_step(scenario, job)) for number, job in jobs_by_framework(scenario).items()}
     for x in layouts_on(plain, meshes(plain)):
         for number, (job, limit) in jobs.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.cost.memory import AT_RISK, FITS
 from planner.fewest import MOST_GPUS, Fewest, fewest_gpus, with_batch
-from planner.refine import Shortlist, shortlist_of
+from planner.refine import LISTED, Shortlist, shortlist_of
 from planner.scenario import Scenario
 from planner.search import SearchResult, searched
 from planner.shortfall import Failure, nearest_slower, why_fewer_fail
@@ -66,7 +66,7 @@ def min_gpus(scenario: Scenario, most: int = MOST_GPUS, batch_within: float = 0.
     if not safe.num_gpus:
         return MinGpus(scenario, safe, risky, fewer=why_fewer_fail(safe), other_batches=others)
     result = searched(safe.scenario)
-    return MinGpus(scenario, safe, risky, result, shortlist_of(result, 1), why_fewer_fail(safe), nearest_slower(safe), others)
+    return MinGpus(scenario, safe, risky, result, shortlist_of(result, LISTED).first(1), why_fewer_fail(safe), nearest_slower(safe), others)
 
 
 def other_batches(scenario: Scenario, most: int, within: float, progress: Counting | None) -> tuple[OtherBatch, ...]:
@@ -75,7 +75,7 @@ def other_batches(scenario: Scenario, most: int, within: float, progress: Counti
     for batch in nearby_batches(scenario.job.global_batch_size, within):
         fewest = fewest_gpus(with_batch(scenario, batch), FITS, most=most, patience=PATIENCE, progress=progress)
         if fewest.num_gpus:
-            found.append(OtherBatch(fewest, shortlist_of(searched(fewest.scenario), 1)))
+            found.append(OtherBatch(fewest, shortlist_of(searched(fewest.scenario), LISTED).first(1)))
     return tuple(sorted(found, key=lambda other: other.fewest.num_gpus))
 
 

@@ -22,6 +22,9 @@ GPUS_PER_SERVER = 8
 FULL_STATES_BYTES = 12.0
 """Per parameter of Adam in a checkpoint: fp32 weights and two moments, whatever else the stack keeps while it trains."""
 
+MOST_EXPONENT = 200.0
+"""Times between failures that fit into one segment, as far as they are told apart: a run under more never ends either."""
+
 
 def mtbf_seconds(interruptions_per_1000_gpu_days: float, num_gpus: int) -> float:
     """Mean seconds between interruptions of a job: every GPU brings its share of them.
@@ -112,15 +115,15 @@ def shares_of(*, interval: float, stall: float, mtbf: float, restart: float, beh
             work, stalled, wall = 1.0, 0.0, 1.0
     else:
         work, stalled = interval, stall
-        attempts = mtbf * math.expm1(min((interval + stall) / mtbf, 500.0))
-        wall = attempts * math.exp(min((restart + behind) / mtbf, 500.0))
+        attempts = mtbf * math.expm1(min((interval + stall) / mtbf, MOST_EXPONENT))
+        wall = attempts * math.exp(min((restart + behind) / mtbf, MOST_EXPONENT))
         away = wall - attempts
     restarts = away * restart / (restart + behind) if away else 0.0
     return Shares(
         training=work / (1.0 + evaluation) / wall,
         evaluation=work * evaluation / (1.0 + evaluation) / wall,
         checkpoint=stalled / wall,
-        lost=(wall - work - stalled - restarts) / wall,
+        lost=max(wall - work - stalled - restarts, 0.0) / wall,
         restart=restarts / wall,
     )
 

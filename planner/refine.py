@@ -58,6 +58,10 @@ class Shortlist:
     proof: Proof | None = None
     """None where nothing was proven: the order is not by step time, or splitting was turned off."""
 
+    def first(self, top: int) -> Shortlist:
+        """The first of its layouts."""
+        return Shortlist(self.rows.take(slice(0, top)), self.splits[:top], self.proof)
+
     def job(self, scenario: Scenario, row: int) -> Job:
         """The job under the stack of one row, with its split."""
         own, split = jobs_by_framework(scenario)[int(self.rows.stack[row])], self.splits[row]
@@ -69,8 +73,11 @@ def shortlist_of(result: SearchResult, top: int, *, sort: str = "step", prove: b
 
     Layouts that miss a target of the scenario are left out; without targets it is empty only where the search is.
     """
-    if sort == "memory" or not result.scenario.choices.uneven_stages or not len(result.ranked):
-        return evenly(result, top)
+    splits = result.scenario.choices.uneven_stages and len(result.ranked) > 0
+    if sort == "memory" or not splits:
+        found = evenly(result, top)
+        if len(found.rows) or not splits:  # else a target that none meets evenly
+            return found
     return refined(result, top, sort=sort, prove=prove)
 
 
@@ -86,16 +93,17 @@ def pareto_of(result: SearchResult, top: int) -> Shortlist:
     if result.scenario.choices.uneven_stages and len(result.ranked):
         found.shortlist(LISTED)
     rows = found.rows(np.arange(len(result.ranked)))
-    kept = np.flatnonzero(met(result.scenario, rows) & front(trade_offs(result.scenario, rows)))
+    kept = np.flatnonzero(met(result.scenario, rows))
+    kept = kept[on_front(result, rows.take(kept))]
     kept = kept[np.lexsort([rows.need_bytes[kept], rows.step_seconds[kept]])][:top]
     return Shortlist(rows.take(kept), tuple(found.splits.get(int(row)) for row in kept))
 
 
-def on_front(result: SearchResult, shortlist: Shortlist) -> np.ndarray:
-    """Which layouts of a shortlist no layout of the search beats in time, money and memory at once."""
-    own, all_of_them = trade_offs(result.scenario, shortlist.rows), trade_offs(result.scenario, result.ranked)
-    together = [np.concatenate(pair) for pair in zip(own, all_of_them, strict=True)]
-    return front(together)[: len(shortlist.rows)]
+def on_front(result: SearchResult, rows: Scored) -> np.ndarray:
+    """Which of some layouts none of them and no layout of the search that meets the targets beats in time, money and memory at once."""
+    evenly = result.ranked.take(np.flatnonzero(met(result.scenario, result.ranked)))
+    together = [np.concatenate(pair) for pair in zip(trade_offs(result.scenario, rows), trade_offs(result.scenario, evenly), strict=True)]
+    return front(together)[: len(rows)]
 
 
 def trade_offs(scenario: Scenario, rows: Scored) -> list[Floats]:
@@ -151,7 +159,8 @@ def refined(result: SearchResult, top: int, *, sort: str = "step", prove: bool =
     scenario, ranked = result.scenario, result.ranked
     found = _Refinement(scenario, ranked)
     found.shortlist(top, prove=prove)
-    kept = np.unique(np.concatenate([np.arange(min(top + len(found.splits), len(ranked))), np.array(sorted(found.splits), dtype=np.int64)]))
+    evenly_met = np.flatnonzero(met(scenario, ranked))[: top + len(found.splits)]
+    kept = np.unique(np.concatenate([evenly_met, np.array(sorted(found.splits), dtype=np.int64)]))
     rows = found.rows(kept)
     best_first = order(scenario, rows, sort)
     first = best_first[met(scenario, rows)[best_first]][:top]
@@ -172,8 +181,8 @@ class _Refinement:
         self.sought: set[int] = set()
         self.proven = 0
         self.best_step = float(ranked.step_seconds[ranked.verdict == ranked.verdict[:1]].min(initial=np.inf))
-        self.met = bool(np.any(met(scenario, ranked)))
-        """Whether a layout is known that meets the scenario's targets."""
+        self.meets = int(ranked.verdict[met(scenario, ranked)].min(initial=OUT_OF_MEMORY))
+        """The best verdict of the layouts that are known to meet the scenario's targets; out of memory where none is."""
 
     def split(self, rows: Ints | list[int]) -> None:
         """Seek the best splits of some rows."""
@@ -190,20 +199,25 @@ class _Refinement:
             self.proven += status in ("optimal", "infeasible")
             if split is not None:
                 self.splits[int(row)] = split
-                self.met = self.met or float(split.step.total[0]) <= longest_step(self.scenario, job)
+                if float(split.step.total[0]) <= longest_step(self.scenario, job):
+                    self.meets = min(self.meets, split.verdict)
                 if split.verdict <= int(self.ranked.verdict[0]):
                     self.best_step = min(self.best_step, float(split.step.total[0]))
 
     def shortlist(self, top: int, *, prove: bool = False) -> None:
         """Split the first ``top`` rows, then those that could overtake the best of them.
 
-        All of those to prove it, or as long as none meets the scenario's targets; else a first few.
+        All of those to prove it, else a first few. As long as none meets the scenario's targets, every layout that would lead
+        if it did: even slower ones, for stacks differ in what their checkpoints leave of the time.
         """
         self.split(np.arange(min(top, MOST_SPLIT, len(self.ranked))))
+        verdict = self.ranked.verdict
         for tried, row in enumerate(np.argsort(self.bounds, kind="stable")):
-            if self.bounds[row] >= self.best_step or (tried >= MOST_RIVALS and self.met and not prove):
+            overtakes, few = self.bounds[row] < self.best_step, tried < MOST_RIVALS or prove
+            if self.meets <= verdict[0] and not (overtakes and few):
                 break
-            self.split([int(row)])
+            if verdict[row] < self.meets or (overtakes and few):
+                self.split([int(row)])
 
     def rows(self, kept: Ints) -> Scored:
         """Rows of the search with their splits' estimates in place of the even ones; frameworks that refuse splits taken out."""

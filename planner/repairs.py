@@ -287,17 +287,17 @@ def lighter(scenario: Scenario, more_gpus: bool, known: set[tuple[str, ...]]) ->
 def verified(old: Scenario, new: Scenario, fewest: Fewest | None = None) -> Repair | None:
     """The change as a repair if a search finds a layout under it."""
     try:
-        best = found(search(new))
+        best = found(search(new), uneven=bool(stated(old.choices)))
     except (NoLayoutFits, InputError):
         return None
     words = changes(old, best)
     return Repair(tuple(words), tuple(words.values()), best, fewest)
 
 
-def found(result: SearchResult) -> Found:
-    """The first layout of a search that found some, under the even split unless a target needs the best one."""
+def found(result: SearchResult, *, uneven: bool = False) -> Found:
+    """The first layout of a search that found some, under the even split unless a target, or the caller, needs the best one."""
     first = result.ranked
-    if stated(result.scenario.choices):
+    if uneven or stated(result.scenario.choices):
         first = shortlist_of(result, 1).rows
     if not len(first):
         raise NoLayoutFits(result)

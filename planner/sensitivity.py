@@ -17,6 +17,7 @@ from planner.errors import InputError, NoLayoutFits
 from planner.explain import explain
 from planner.scenario import Job, Scenario
 from planner.search import Scored, SearchResult, retimed, search
+from planner.targets import untargeted
 from planner.units import GB, GIB
 from solver.layout import Layout, columns_of
 
@@ -178,9 +179,10 @@ def sensitivity(
 ) -> Sensitivity:
     """Every knob at every factor: the pick's step, and the best layout of a search there. All under even splits.
 
-    ``layout`` is the pick, else the search's first. Without ``factors`` each knob has its own. Raises InputError and
-    NoLayoutFits as the search of the scenario itself does.
+    ``layout`` is the pick, else the search's first. Without ``factors`` each knob has its own. Targets are set aside: they
+    drop layouts that another rate would make the fastest. Raises InputError and NoLayoutFits as the search itself does.
     """
+    scenario = untargeted(scenario)
     base = search(scenario)
     chosen = layout or base.ranked.layouts.layout(0)
     plan = [(knob, factor) for knob in KNOBS for factor in factors or knob.factors]

@@ -22,7 +22,7 @@ from planner.fewest import (
 )
 from planner.frameworks.legality import framework_of, jobs_by_framework
 from planner.limits import KIB
-from planner.refine import shortlist_of
+from planner.refine import LISTED, shortlist_of
 from planner.scenario import Job, Scenario
 from planner.search import nearest_refused, searched
 from planner.targets import TARGETS, attained, hopeless, least_step, longest_steps, stated, untargeted
@@ -56,8 +56,11 @@ def why_fewer_fail(fewest: Fewest) -> Failure | None:
     if fewest.fastest is not None:
         late = fewest.fastest
         return Failure(count, "time", f"its fastest layout {late.layout.label} comes to {missed(trial, late)}")
+    slow = too_late(trial, fewest.worst)
+    if slow is not None:
+        return slow
     batch = divisible_batch(trial)
-    if batch is not None and batch != trial.job.global_batch_size and fits(with_batch(trial, batch)):
+    if batch is not None and batch != trial.job.global_batch_size and fits(with_batch(trial, batch), fewest.worst):
         return Failure(count, "batch", f"no replicas that would fit divide the {trial.job.global_batch_size:,} sequences of a step")
     if fewest.nearest is not None:
         near = fewest.nearest
@@ -97,10 +100,14 @@ def nearest_slower(fewest: Fewest) -> Failure | None:
         return None
     products = group_products(scenario, fewest.before)
     counts = [n for n in node_counts(scenario.job.cluster.gpus_per_node, fewest.before) if n in products and n >= fewest.least]
-    for count in list(reversed(counts))[:MOST_LOOKS]:
-        trial = on_gpus(untargeted(scenario), count)
-        if fits(trial, fewest.worst):
-            best = shortlist_of(searched(trial), 1).rows
-            late = Late(best.layouts.layout(0), framework_of(int(best.stack[0])), float(best.step_seconds[0]))
-            return Failure(count, "time", f"its fastest layout {late.layout.label} comes to {missed(on_gpus(scenario, count), late)}")
-    return None
+    looks = (too_late(on_gpus(scenario, count), fewest.worst) for count in list(reversed(counts))[:MOST_LOOKS])
+    return next((failure for failure in looks if failure), None)
+
+
+def too_late(trial: Scenario, worst: int) -> Failure | None:
+    """What the fastest layout of a number of GPUs on which none meets the targets comes to; None where none fits without them."""
+    if not stated(trial.choices) or not fits(untargeted(trial), worst):
+        return None
+    best = shortlist_of(searched(untargeted(trial)), LISTED).rows
+    late = Late(best.layouts.layout(0), framework_of(int(best.stack[0])), float(best.step_seconds[0]))
+    return Failure(trial.job.num_gpus, "time", f"its fastest layout {late.layout.label} comes to {missed(trial, late)}")

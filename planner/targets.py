@@ -50,9 +50,9 @@ TARGETS: dict[str, Target] = {
         lambda s, step, goodput: f"{four(float(run_of(s, step, goodput).total_days))} days",
     ),
     "max_cost_usd": Target(
-        lambda s: f"at most ${s.choices.max_cost_usd:,.0f} for {_tokens(s)}",
+        lambda s: f"at most ${three(s.choices.max_cost_usd)} for {_tokens(s)}",
         lambda s, goodput: s.choices.max_cost_usd / max(float(run_of(s, 1.0, goodput).cost_usd), 1e-300),
-        lambda s, step, goodput: f"${float(run_of(s, step, goodput).cost_usd):,.0f}",
+        lambda s, step, goodput: f"${three(float(run_of(s, step, goodput).cost_usd))}",
     ),
     "max_step_seconds": Target(
         lambda s: f"steps of at most {three(s.choices.max_step_seconds)} s",

@@ -50,18 +50,18 @@ def base_unit(key: str) -> tuple[str, float]:
 
 
 def three(value: float) -> str:
-    """A number in three digits, without an exponent for large ones.
+    """A number in three digits, without an exponent for large ones that people still read.
 
-    >>> three(0.123456), three(21.44), three(12345.6)
-    ('0.123', '21.4', '12,346')
+    >>> three(0.123456), three(21.44), three(12345.6), three(2e120)
+    ('0.123', '21.4', '12,346', '2e+120')
     """
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.3g}"
 
 
 def four(value: float) -> str:
-    """A number in four digits, without an exponent for large ones.
+    """A number in four digits, without an exponent for large ones that people still read.
 
     >>> four(2.65464), four(123456.7)
     ('2.655', '123,457')
     """
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"

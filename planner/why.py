@@ -73,7 +73,7 @@ class Why:
     @property
     def feasible(self) -> bool:
         """Whether the search finds a layout."""
-        return self.result is not None and len(self.result.ranked) > 0
+        return self.result is not None and len(self.result.ranked) > 0 and not self.conflict
 
 
 def why(scenario: Scenario) -> Why:
@@ -84,7 +84,10 @@ def why(scenario: Scenario) -> Why:
         return why_nothing(scenario, nothing.result)
     except InputError:  # no replicas divide the batch
         return why_nothing(scenario, None)
-    gains, slack = binding(result)
+    try:
+        gains, slack = binding(result)
+    except NoLayoutFits:  # layouts that might meet the targets under a split, yet none does
+        return why_nothing(scenario, result)
     return Why(scenario, result, gains=gains, slack=slack)
 
 
@@ -168,5 +171,10 @@ def with_wires(scenario: Scenario, **changed: float) -> Scenario:
 
 
 def timed_again(result: SearchResult, scenario: Scenario) -> SearchResult:
-    """The search under a scenario that changes bandwidths alone: the same layouts fit, so they are only timed anew."""
+    """The search under a scenario that changes bandwidths alone: the same layouts fit, so they are only timed anew.
+
+    Targets drop layouts by their time, so that under them the search is made anew.
+    """
+    if stated(scenario.choices):
+        return search(scenario)
     return dataclasses.replace(result, scenario=scenario, ranked=retimed(scenario, result.ranked))

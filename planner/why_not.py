@@ -20,6 +20,7 @@ from planner.frameworks.legality import framework_of
 from planner.refine import costing_job, ranking, same_rows
 from planner.scenario import Scenario
 from planner.search import Scored, search
+from planner.targets import untargeted
 from solver.layout import SCHEDULES, SIZES, WORDS, Columns, Ints, Layout, columns_of, deepest_chunk, natural_schedule
 
 DIGITS = 9
@@ -99,12 +100,12 @@ class WhyNot:
 
 
 def why_not(scenario: Scenario, label: str) -> WhyNot:
-    """The layout of a label against every other: pins of the scenario are lifted, and one full search is made.
+    """The layout of a label against every other: pins and targets of the scenario are lifted, and one full search is made.
 
     Raises InputError for a label that cannot be read, or a batch that no number of replicas divides.
     """
     layout = complete_layout(scenario, label)
-    free = dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={}))
+    free = untargeted(dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={})))
     found = explain(free, layout)
     legal = found.legal
     around = Surroundings(free, layout, _ranked(free, layout), found.job.software.name if found.accepted_by else "")

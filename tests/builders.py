@@ -191,6 +191,39 @@ def starved_scenario(seed: int) -> Scenario:
     return dataclasses.replace(scenario, job=dataclasses.replace(scenario.job, gpu=gpu))
 
 
+def tight_scenario(seed: int) -> Scenario:
+    """A small model on 1 to 8 GPUs of 1.6 to 3 GiB, some axes pinned, for one framework or any: often nothing fits."""
+    pick = random.Random(seed)
+    heads = pick.choice((4, 6, 8))
+    shape = f"layers={pick.randint(2, 8)},hidden={heads * 128},heads={heads},vocab={pick.choice((1000, 32000))}"
+    values: dict[str, tuple[Any, ...]] = {
+        "tensor_parallel": (1, 2, 4),
+        "pipeline_parallel": (1, 2, 4),
+        "context_parallel": (1, 2),
+        "data_parallel": (1, 2, 3, 4),
+        "zero_stage": (0, 1, 2, 3),
+        "micro_batch_size": (1, 2, 4),
+        "recompute": ("none", "selective", "full"),
+        "schedule": ("1f1b", "gpipe", "zero_bubble_v"),
+    }
+    if pick.random() < 0.3:
+        shape += f",experts=4,top_k=2,moe_ffn={pick.choice((512, 2048))}"
+        values["expert_parallel"] = (1, 2, 4)
+    pins: Any = {axis: (pick.choice(values[axis]),) for axis in pick.sample(sorted(values), pick.choice((0, 1, 2, 3, 4)))}
+    request = Request(
+        model_shape=shape,
+        num_gpus=pick.choice((1, 2, 3, 4, 6, 8)),
+        gpus_per_node=pick.choice((2, 4)),
+        gpu_memory_gib=pick.choice((1.6, 1.8, 2.0, 2.2, 2.5, 3.0)),
+        seq_len=512,
+        global_batch_size=pick.choice((1, 2, 4, 6, 8)),
+        framework=pick.choice(("any", "any", "none", "megatron", "torchtitan", "deepspeed")),
+        max_pipeline_parallel=pick.choice((None, None, 1, 2)),
+        **pins,
+    )
+    return make_scenario(request, name=f"tight-{seed}")
+
+
 @functools.cache
 def sampled_layouts(scenario_key: tuple[tuple[str, Any], ...], count: int) -> tuple[Scenario, Columns]:
     """The scenario of the wishes, and a fixed random sample of its legal layouts, whatever memory they need."""

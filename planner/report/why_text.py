@@ -15,6 +15,7 @@ from planner.repairs import Found, Repair, found
 from planner.report.formats import scenario_json
 from planner.report.text import SHORT_VERDICT, STYLE, no_layout_lines, scenario_line
 from planner.report.words import short_label
+from planner.targets import stated
 from planner.units import GIB, four, nine_digits
 from planner.why import Gain, Why
 
@@ -107,7 +108,8 @@ def _feasible(answer: Why) -> RenderableType:
     ]
     if answer.gains:
         parts += [Text("binding limits: what relaxing one at a time would buy", style="bold"), gains_table(answer.gains, best)]
-        parts.append(Text("time: change of the seconds per token. Stages split evenly.", style="dim"))
+        splits = "The best splits that meet the targets." if stated(answer.scenario.choices) else "Stages split evenly."
+        parts.append(Text(f"time: change of the seconds per token. {splits}", style="dim"))
     else:
         parts.append(Text("no limit binds: relaxing any one of them buys nothing"))
     if answer.slack:
