@@ -6,6 +6,8 @@ Run from the project's root: ``python -m tests.golden.renew``. Look at the diffe
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("rows.json")
 RESULTS = ROOT / "results"
 TOP = 20
+SWEEP = "sweep-70b"
 
 TYPICAL = {
     "7b-8": "tp1-dp8-zero3-mb1",
@@ -77,6 +80,13 @@ def typical_table(results: dict[str, SearchResult]) -> str:
     return head + "\n".join(typical_line(name, results[name]) for name in TYPICAL) + "\n"
 
 
+def sweep_into(folder: Path, *more: str) -> None:
+    """The committed sweep as a CSV and a page, by the command that people type."""
+    files = ("--csv", str(folder / "sweep.csv"), "--output", str(folder / "summary.txt"))
+    command = (sys.executable, "-m", "planner.cli", "sweep", "--scenario", str(ROOT / "scenarios" / f"{SWEEP}.toml"), *files, *more)
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+
+
 def main() -> None:
     """Rewrite golden rows and results."""
     results = {name: run(name) for name in scenario_names()}
@@ -88,6 +98,8 @@ def main() -> None:
         write_atomically(RESULTS / name / "shortlist.csv", csv_pieces(frame))
         write_atomically(RESULTS / name / "shortlist.md", [markdown_text(frame)])
     write_atomically(RESULTS / "typical.md", [typical_table(results)])
+    (RESULTS / SWEEP).mkdir(parents=True, exist_ok=True)
+    sweep_into(RESULTS / SWEEP)
 
 
 if __name__ == "__main__":
