@@ -219,7 +219,7 @@ def goodput(scenario: Scenario, stack: Ints) -> Floats:
 class Run:
     """A whole training run; numbers, or arrays of one length."""
 
-    days: Number
+    training_days: Number
     """Uninterrupted steps alone."""
     total_days: Number
     """With evaluation, checkpoints, failures."""

@@ -95,7 +95,7 @@ def pareto_of(result: SearchResult, top: int) -> Shortlist:
     rows = found.rows(np.arange(len(result.ranked)))
     kept = np.flatnonzero(met(result.scenario, rows))
     kept = kept[on_front(result, rows.take(kept))]
-    kept = kept[np.lexsort([rows.need_bytes[kept], rows.step_seconds[kept]])][:top]
+    kept = kept[np.lexsort([rows.need_bytes[kept], rows.step_seconds[kept], rows.verdict[kept]])][:top]
     return Shortlist(rows.take(kept), tuple(found.splits.get(int(row)) for row in kept))
 
 

@@ -36,7 +36,7 @@ from planner.profile import tuned
 from planner.refine import shortlist_of
 from planner.scenario import Job, Scenario
 from planner.search import SearchResult, search
-from planner.targets import TARGETS, attained, stated
+from planner.targets import TARGETS, attained, longest_steps, stated
 from planner.units import GIB
 from solver.conflict import Conflict, Possible, smallest_corrections
 from solver.layout import DUALPIPE, Layout
@@ -114,7 +114,7 @@ def changes(old: Scenario, best: Found) -> dict[str, str]:
     if after.sequence_parallel != before.sequence_parallel:
         words["sequence_parallel"] = "sequence parallelism"
     for name in stated(old.choices):
-        if not getattr(new.choices, name):
+        if not getattr(new.choices, name) and not still_met(old, name, best):
             words[name] = f"{attained(new, name, best.job, best.step_seconds)} instead of {TARGETS[name].words(old)}"
     for axis in old.choices.pins:
         if axis not in new.choices.pins:
@@ -132,6 +132,12 @@ def changes(old: Scenario, best: Found) -> dict[str, str]:
     return words
 
 
+def still_met(old: Scenario, name: str, best: Found) -> bool:
+    """Whether a layout found without a target meets it all the same."""
+    asked = dataclasses.replace(best.scenario, choices=old.choices)
+    return best.step_seconds <= longest_steps(asked, best.job)[name]
+
+
 def repairs_of(scenario: Scenario, limits: tuple[Limit, ...], conflict: Conflict, ask: Possible) -> tuple[Repair, ...]:
     """The nearest changes under which a search finds a layout: fewest changes first, then the shortest step."""
     if not conflict.members:
@@ -142,6 +148,8 @@ def repairs_of(scenario: Scenario, limits: tuple[Limit, ...], conflict: Conflict
     if "memory" in {limits[n].name for n in conflict.members}:
         more_gpus = any({limits[n].name for n in correction} == {"num_gpus"} for correction in corrections)
         tried += lighter(scenario, more_gpus, {repair.lifts for repair in tried})
+    if stated(scenario.choices):
+        tried += [repair for part in newer_parts(scenario) if fits(part) and (repair := verified(scenario, part))][:MOST_PARTS]
     changed = [set(repair.words) for repair in tried]
     needed = [repair for repair, words in zip(tried, changed, strict=True) if not any(other < words for other in changed)]
     distinct = {repair.words: repair for repair in needed}
@@ -245,6 +253,16 @@ def larger_parts(scenario: Scenario) -> list[Scenario]:
             steps.append(one)
             memory = gpu.memory_bytes
     return steps
+
+
+def newer_parts(scenario: Scenario) -> list[Scenario]:
+    """The scenario on GPUs of the same maker and a later generation, cheapest per hour first."""
+    job = scenario.job
+    family = next((family for family in FAMILIES if job.gpu.generation in family), (job.gpu.generation,))
+    newer = family[family.index(job.gpu.generation) + 1 :]
+    parts = [gpu for gpu in load.records(Gpu) if gpu.generation in newer and gpu.link_bytes_per_s >= job.gpu.link_bytes_per_s]
+    found_here = [with_part(scenario, gpu) for gpu in sorted(parts, key=lambda gpu: (gpu.price_usd_per_hour, gpu.name))]
+    return [one for one in found_here if one is not None]
 
 
 def with_part(scenario: Scenario, gpu: Gpu) -> Scenario | None:

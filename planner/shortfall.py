@@ -26,7 +26,8 @@ from planner.refine import LISTED, shortlist_of
 from planner.scenario import Job, Scenario
 from planner.search import nearest_refused, searched
 from planner.targets import TARGETS, attained, hopeless, least_step, longest_steps, stated, untargeted
-from planner.units import GIB, three
+from planner.units import GIB
+from solver.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ def why_fewer_fail(fewest: Fewest) -> Failure | None:
             count, "states", f"weights, gradients and optimizer states alone are {share:.1f} GiB per GPU, of {usable:.1f} usable"
         )
     if hopeless(trial):
-        return Failure(count, "work", f"the kernels alone, perfectly shared out, take {three(least_step(fastest_kernels(trial)))} s a step")
+        job = fastest_kernels(trial)
+        least = Late(Layout(), job.software.framework, least_step(job))
+        return Failure(count, "work", f"the kernels alone, perfectly shared out, come to {missed(trial, least)}")
     if fewest.fastest is not None:
         late = fewest.fastest
         return Failure(count, "time", f"its fastest layout {late.layout.label} comes to {missed(trial, late)}")

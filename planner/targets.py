@@ -45,7 +45,7 @@ def _steps(scenario: Scenario) -> float:
 
 TARGETS: dict[str, Target] = {
     "max_days": Target(
-        lambda s: f"at most {three(s.choices.max_days)} days for {_tokens(s)}",
+        lambda s: f"at most {four(s.choices.max_days)} days for {_tokens(s)}",
         lambda s, goodput: s.choices.max_days * SECONDS_PER_DAY * goodput / _steps(s),
         lambda s, step, goodput: f"{four(float(run_of(s, step, goodput).total_days))} days",
     ),
@@ -55,12 +55,12 @@ TARGETS: dict[str, Target] = {
         lambda s, step, goodput: f"${three(float(run_of(s, step, goodput).cost_usd))}",
     ),
     "max_step_seconds": Target(
-        lambda s: f"steps of at most {three(s.choices.max_step_seconds)} s",
+        lambda s: f"steps of at most {four(s.choices.max_step_seconds)} s",
         lambda s, goodput: s.choices.max_step_seconds,
         lambda s, step, goodput: f"steps of {four(step)} s",
     ),
     "min_tokens_per_second": Target(
-        lambda s: f"at least {three(s.choices.min_tokens_per_second)} tokens per second",
+        lambda s: f"at least {four(s.choices.min_tokens_per_second)} tokens per second",
         lambda s, goodput: s.job.tokens_per_step / s.choices.min_tokens_per_second,
         lambda s, step, goodput: f"{three(s.job.tokens_per_step / step)} tokens per second",
     ),

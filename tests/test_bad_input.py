@@ -155,6 +155,78 @@ def test_impossible_counts(rejected: Rejected, arguments: list[str], telling: st
     rejected([*JOB, *arguments], telling)
 
 
+RUNS = """
+    --deadline abc => --max-days = 'abc' must be a span of time such as 30d, 36h or 30
+    --deadline -3d => --max-days = '-3d' must be a span of time
+    --deadline '' => --max-days = '' must be a span of time
+    --deadline d => --max-days = 'd' must be a span of time
+    --deadline 3w => --max-days = '3w' must be a span of time
+    --deadline nan => --max-days = 'nan' must be a span of time
+    --deadline inf => --max-days = 'inf' must be a span of time
+    --deadline 0 => max_days = 0 must lie between 1e-06 and 1,000,000
+    --deadline 0h => max_days = 0 must lie between
+    --deadline 1e99 => max_days = 1e\\+99 must lie between
+    --tokens 0 --deadline 30d => max_days = 30 needs workload.training_tokens .--tokens.
+    --budget abc => --max-cost = 'abc' must be a positive number
+    --budget -1 => --max-cost = '-1' must be a positive number
+    --budget 0 => max_cost_usd = 0 must lie between
+    --budget 1e99 => max_cost_usd = 1e\\+99 must lie between
+    --tokens 0 --budget 1M => max_cost_usd = 1e\\+06 needs workload.training_tokens .--tokens.
+    --step-under fast => --max-step = 'fast' must be a positive number
+    --step-under 0 => max_step_seconds = 0 must lie between
+    --step-under 1e99 => max_step_seconds = 1e\\+99 must lie between
+    --tokens-per-second 0 => min_tokens_per_second = 0 must lie between
+    --tokens-per-second 1e99 => min_tokens_per_second = 1e\\+99 must lie between
+    --operations nosuch => no operation called 'nosuch'; did you mean
+    --operations '' => operations is empty
+    --operations missing.toml => missing.toml: cannot be read
+    --failures -1 => --failures = '-1' must be a positive number
+    --failures 1e6 => interruptions_per_1000_gpu_days = 1e\\+06 must lie between 0.0 and 100,000
+    --restart 1e9 => restart_minutes = 1e\\+09 must lie between
+    --storage 0 => storage_gb_per_s = 0 must lie between 0.0001 and
+    --storage 1e99 => storage_gb_per_s = 1e\\+99 must lie between
+    --checkpoint-every 0 => checkpoint_minutes = 0 must lie between 0.01 and
+    --checkpoint-every 1e99 => checkpoint_minutes = 1e\\+99 must lie between
+    --evaluation 11 => evaluation_share = 11 must lie between 0.0 and 10
+    --sort goodputs => --sort.*'goodput'
+    --long-context x => x
+"""
+
+
+@pytest.mark.parametrize(("arguments", "telling"), cases(RUNS))
+def test_impossible_runs_and_targets(rejected: Rejected, arguments: list[str], telling: str) -> None:
+    rejected([*JOB, *([] if "--tokens" in arguments else ["--tokens", "1T"]), *arguments], telling)
+
+
+@pytest.mark.parametrize("option", [["--deadline", "30d"], ["--budget", "1M"]])
+@pytest.mark.parametrize("name", ["search", "min-gpus", "why", "explain", "sensitivity"])
+def test_days_and_dollars_need_the_tokens_of_the_run(rejected: Rejected, name: str, option: list[str]) -> None:
+    size = [] if name == "min-gpus" else ["--gpus", "8"]
+    layout = ["--layout", "tp8"] if name == "explain" else []
+    rejected([name, "--model", "7b", *size, *layout, *option], "needs workload.training_tokens .--tokens.")
+
+
+FEWEST = """
+    --gpus 8 => --gpus = 8: min-gpus finds the number; leave it out, or bound it with --most
+    --most 0 => --most = 0 must lie between 1 and 10,000,000
+    --most 10000001 => --most = 10,000,001 must lie between 1 and 10,000,000
+    --most 2.5 => --most = 2.5 must be a whole number
+    --most many => --most = 'many' must be a positive number
+    --batch-within 51 => --batch-within = 51 must lie between 0 and 50
+    --batch-within nan => --batch-within = 'nan' must be a positive number
+    --batch-within -1 => --batch-within = '-1' must be a positive number
+    --format csv => --format.*'table', 'json'
+    --deadline 30 => max_days = 30 needs workload.training_tokens .--tokens.
+    --model-shape layers=2,hidden=512 => not both
+    --output nowhere/x => the folder nowhere does not exist
+"""
+
+
+@pytest.mark.parametrize(("arguments", "telling"), cases(FEWEST))
+def test_impossible_questions_about_the_fewest_gpus(rejected: Rejected, arguments: list[str], telling: str) -> None:
+    rejected(["min-gpus", "--model", "7b", *arguments], telling)
+
+
 SHAPES = """
     ~ => num_layers is missing
     layers=4 => hidden_size is missing
@@ -214,6 +286,20 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "no_values": (SCENARIO + "[choices]\ntensor_parallel = []\n", "choices.tensor_parallel is an empty list"),
     "nested_values": (SCENARIO + "[choices]\ntensor_parallel = [[2]]\n", r"choices.tensor_parallel = \[2\] must be a whole number"),
     "text_for_truth": (SCENARIO + '[choices]\npad_vocabulary = "yes"\n', "choices.pad_vocabulary = 'yes' must be true or false"),
+    "operations_key": (SCENARIO + "[operations]\nfailures = 1\n", "operations has no key 'failures'"),
+    "operations_near": (
+        SCENARIO + "[operations]\nrestart_minute = 1\n",
+        "operations has no key 'restart_minute'; did you mean 'restart_minutes'",
+    ),
+    "operations_range": (SCENARIO + "[operations]\nstorage_gb_per_s = 0\n", "operations.storage_gb_per_s = 0 must lie between"),
+    "operations_name": (SCENARIO + '[operations]\nname = "nosuch"\n', "no operation called 'nosuch'"),
+    "operations_truth": (SCENARIO + "[operations]\nasynchronous_checkpoints = 1\n", "asynchronous_checkpoints = 1 must be true or false"),
+    "operations_nan": (SCENARIO + "[operations]\nevaluation_share = nan\n", "operations.evaluation_share = nan must be finite"),
+    "choices_key": (SCENARIO + "[choices]\nmax_day = 3\n", "choices has no key 'max_day'; did you mean 'max_days'"),
+    "choices_deadline": (SCENARIO + "[choices]\ndeadline = 3\n", "choices has no key 'deadline'"),
+    "choices_target": (SCENARIO + "[choices]\nmax_step_seconds = -1\n", "choices.max_step_seconds = -1.0 must be finite and not negative"),
+    "choices_zero": (SCENARIO + "[choices]\nmin_tokens_per_second = 0\n", "choices.min_tokens_per_second = 0 must lie between"),
+    "choices_tokens": (SCENARIO + "[choices]\nmax_days = 3\n", "choices.max_days = 3 needs workload.training_tokens"),
     "nested_name": ("[model.name]\nx = 1\n[cluster]\nnum_gpus = 8\n", "nested_name.toml: model.name = .* must be a text"),
 }
 
@@ -387,6 +473,30 @@ def test_odd_but_legal_input_gives_plain_numbers(command: Command, arguments: li
     assert "NaN" not in done.out and "Infinity" not in done.out
     for row in json.loads(done.out)["layouts"]:
         assert row["step_seconds"] > 0 and 0 < row["mfu"] < 1 and row["memory_gib"] > 0
+
+
+SEVERE = ["--failures", "100000", "--restart", "100000", "--checkpoint-every", "60", "--storage", "0.0001"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "telling"),
+    [
+        (["--failures", "0"], 0, "failures: none assumed.*never needed.*goodput 96.8%.*work lost 0.0%, restarts 0.0%"),
+        (["--failures", "0", "--checkpoint-every", "60", "--async-checkpoints"], 0, "every 60 min .* steps"),
+        (["--failures", "0", "--evaluation", "0"], 0, "goodput 100.0%"),
+        (["--price", "0", "--budget", "1"], 0, "[$]0 at [$]0.00"),
+        (["--restart", "0", "--storage", "1000000"], 0, "goodput"),
+        (SEVERE, 0, "goodput 0.0%.*restarts 100.0%"),
+        ([*SEVERE, "--deadline", "30d", "--budget", "1M"], 1, "no layout meets the target .at most 30 days .*at most [$]1,000,000"),
+        (["--budget", "0.5"], 1, "at most [$]0.5 for 1,000B tokens"),
+        (["--deadline", "0.000001"], 1, "at most 1e-06 days"),
+    ],
+)
+def test_odd_but_legal_runs_give_a_page_of_plain_numbers(command: Command, arguments: list[str], code: int, telling: str) -> None:
+    done = command(*JOB, "--tokens", "1T", "--tp", "1", "--pp", "1", "--mb", "1", "--draws", "0", "--top", "2", *arguments)
+    page = " ".join(done.out.split())
+    assert (done.code, done.err) == (code, "") and re.search(telling, page), page
+    assert not ABSURD.search(done.out) and not re.search(r"\d{16}|-0\.0", page.replace(",", ""))
 
 
 def test_cost_zero_ranks_like_step_time(command: Command) -> None:

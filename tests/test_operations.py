@@ -155,8 +155,8 @@ def test_days_money_and_energy_agree_with_hand_arithmetic() -> None:
     scenario = scenario_of(price_usd_per_hour=3.0, power_usage_effectiveness=1.2)
     run = ops.run_of(scenario, 2.0, 0.8)
     steps = 1.4e12 / (1024 * 4096)
-    assert run.days == pytest.approx(steps * 2.0 / 86400)
-    assert run.total_days == pytest.approx(run.days / 0.8)
+    assert run.training_days == pytest.approx(steps * 2.0 / 86400)
+    assert run.total_days == pytest.approx(run.training_days / 0.8)
     assert run.gpu_hours == pytest.approx(steps * 2.0 / 3600 / 0.8 * 2048)
     assert run.cost_usd == pytest.approx(3.0 * run.gpu_hours)
     assert run.energy_kwh == pytest.approx(run.gpu_hours * 0.7 * 1.2)
@@ -167,7 +167,7 @@ def test_the_shortlists_columns_are_those_figures() -> None:
     scenario = scenario_of()
     row = shortlist_frame(scenario, shortlist_of(search(scenario), 1)).iloc[0]
     run = ops.run_of(scenario, row["step_seconds"], row["goodput"])
-    for column in ("days", "total_days", "gpu_hours", "cost_usd", "energy_kwh"):
+    for column in ("training_days", "total_days", "gpu_hours", "cost_usd", "energy_kwh"):
         assert row[column] == pytest.approx(float(getattr(run, column)))
 
 

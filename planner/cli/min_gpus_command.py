@@ -16,7 +16,7 @@ from planner.errors import InputError
 @click.command(name="min-gpus", context_settings=CONTEXT)
 @request_options
 @click.option("--most", type=Count(), default=65536, show_default=True, help="Larger numbers of GPUs are not tried.")
-@click.option("--batch-within", type=click.FloatRange(0, 50), default=0, help="Also try batches within so many percent that divide better.")
+@click.option("--batch-within", type=Count(whole=False), default=0, help="Also try batches within so many percent that divide better.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--output", type=OutputPath(), help="Write the answer there instead of printing it.")
 def min_gpus_command(scenario_word: str | None, most: int, batch_within: float, style: str, output: Path | None, **wishes: Any) -> None:
@@ -29,6 +29,9 @@ def min_gpus_command(scenario_word: str | None, most: int, batch_within: float, 
         check_writable(output)
     if wishes["num_gpus"] is not None:
         raise InputError(f"--gpus = {wishes['num_gpus']}: min-gpus finds the number; leave it out, or bound it with --most")
+    for option, value, least, highest in (("--most", most, 1, 10_000_000), ("--batch-within", batch_within, 0, 50)):
+        if not least <= value <= highest:
+            raise InputError(f"{option} = {value:,.10g} must lie between {least} and {highest:,}")
     scenario = scenario_of(scenario_word, {**wishes, "num_gpus": 1})
     with counting("GPUs tried") as progress:
         found = min_gpus(scenario, most, batch_within / 100, progress)

@@ -47,7 +47,10 @@ class Days(click.ParamType[Any]):
             return float(value)
         option = param.opts[0] if param else "value"
         number, unit = (value[:-1], value[-1]) if value[-1:] in ("d", "h") else (value, "d")
-        return parse_count(number, option) / (24.0 if unit == "h" else 1.0)
+        try:
+            return parse_count(number, option) / (24.0 if unit == "h" else 1.0)
+        except InputError:
+            raise InputError(f"{option} = '{value}' must be a span of time such as 30d, 36h or 30 (days)") from None
 
 
 class OutputPath(click.ParamType[Any]):

@@ -16,6 +16,7 @@ from planner.report.operations_text import operations_lines
 from planner.report.plain import plain
 from planner.report.text import scenario_line, shortlist_table
 from planner.report.words import money_cell, short_label
+from planner.report.workload_text import guide_line
 from planner.scenario import Scenario
 from planner.targets import TARGETS, stated
 from planner.units import three
@@ -67,9 +68,15 @@ def proof_lines(found: MinGpus) -> list[str]:
     safe = found.safe
     if not safe.num_gpus:
         return [f"{safe.tried:,} fail: {found.fewer.words}"] if found.fewer else []
-    lines = [f"exact: below {safe.least:,} not even the states fit; every number of whole nodes from there was tried"]
+    lines = [
+        f"exact: below {safe.least:,} not even the states fit; every number of GPUs from there was tried, beyond one node of whole nodes"
+    ]
     failures = {failure.num_gpus: failure for failure in (found.fewer, found.slower) if failure}
-    return [*lines, *(f"{count:,} fail: {failure.words}" for count, failure in failures.items())]
+    lines += [f"{count:,} fail: {failure.words}" for count, failure in failures.items()]
+    batch = found.scenario.job.global_batch_size
+    if not found.other_batches and any(failure.reason in ("batch", "rules", "time") for failure in failures.values()):
+        lines.append(f"replicas must divide the {batch:,} sequences of a step: --batch-within 5 seeks a batch nearby under which fewer do")
+    return lines if not found.scenario.training_tokens else [*lines, guide_line(found.scenario)]
 
 
 def min_gpus_json(found: MinGpus) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def failure_line(operations: Operations, job: Job, upkeep: Upkeep) -> str:
     rate = operations.interruptions_per_1000_gpu_days
     if math.isinf(upkeep.mtbf_seconds):
         return "failures: none assumed"
-    nodes = f"{upkeep.spare_nodes} spare node{'s' if upkeep.spare_nodes != 1 else ''}"
+    nodes = f"{upkeep.spare_nodes} spare node{'s' if upkeep.spare_nodes != 1 else ''} (not in the cost)"
     return (
         f"failures: {three(rate)} per 1,000 GPU-days, so one every {duration(upkeep.mtbf_seconds)} on {job.num_gpus:,} GPUs; "
         f"back after {duration(upkeep.restart_seconds)}; {nodes} for {operations.spare_probability:.0%} "
@@ -45,7 +45,8 @@ def checkpoint_line(operations: Operations, upkeep: Upkeep, step_seconds: float)
     words = f"written behind the training in {waits}" if operations.asynchronous else f"{waits}"
     every = "never needed" if math.isinf(upkeep.interval_seconds) else f"every {duration(upkeep.interval_seconds)}"
     steps = "" if math.isinf(upkeep.interval_seconds) else f" = {max(round(upkeep.interval_seconds / step_seconds), 1):,} steps"
-    source = "as asked; best " + duration(upkeep.best_seconds) if operations.checkpoint_interval_seconds else "the best by Daly"
+    best = "none needed" if math.isinf(upkeep.best_seconds) else f"best {duration(upkeep.best_seconds)}"
+    source = f"as asked; {best}" if operations.checkpoint_interval_seconds else "the best by Daly"
     young = f"Young {duration(upkeep.young_seconds)}" if not math.isinf(upkeep.young_seconds) else ""
     return (
         f"checkpoint: {upkeep.checkpoint_bytes / 1e12:.3g} TB, {words}; training waits {upkeep.stall_seconds:.1f} s, "
@@ -65,11 +66,10 @@ def goodput_line(upkeep: Upkeep) -> str:
 def run_line(scenario: Scenario, run: Run) -> str:
     """Days, money and energy of the whole run."""
     gpu, site = scenario.job.gpu, scenario.operations.power_usage_effectiveness
-    return (
-        f"run: {float(run.days):.3g} days of steps, {float(run.total_days):.3g} days in all; {three(float(run.gpu_hours))} GPU-hours, "
-        f"${money_cell(float(run.cost_usd))} at ${scenario.price_usd_per_hour:.2f}; {three(float(run.energy_kwh) / 1000)} MWh "
-        f"({gpu.power_watts:g} W boards, PUE {site:g}; hosts and switches not counted)"
-    )
+    days = f"{float(run.training_days):.3g} days of steps, {float(run.total_days):.3g} days in all"
+    money = f"{three(float(run.gpu_hours))} GPU-hours, ${money_cell(float(run.cost_usd))} at ${scenario.price_usd_per_hour:.2f}"
+    energy = f"{three(float(run.energy_kwh) / 1000)} MWh ({gpu.power_watts:g} W boards, PUE {site:g}; hosts and switches not counted)"
+    return f"run: {days}; {money}; {energy}"
 
 
 def elsewhere_line(scenario: Scenario, job: Job, step_seconds: float) -> str:

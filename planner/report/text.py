@@ -215,7 +215,7 @@ def no_layout_lines(result: SearchResult) -> list[str]:
         scenario = result.scenario
         number = sum(result.too_late.values()) + len(result.ranked)
         words = ", ".join(TARGETS[name].words(scenario) for name in stated(scenario.choices))
-        lines[-1] = f"no layout meets the target ({words}): {number:,} fit and are launchable, the fastest of them is too slow"
+        lines[-1] = f"no layout meets the target ({words}): {number:,} fit and are launchable, none of them meets it"
     elif result.nearest:
         usable = result.scenario.job.gpu.memory_bytes
         need = result.nearest.need_bytes

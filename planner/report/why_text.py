@@ -15,7 +15,7 @@ from planner.repairs import Found, Repair, found
 from planner.report.formats import scenario_json
 from planner.report.text import SHORT_VERDICT, STYLE, no_layout_lines, scenario_line
 from planner.report.words import short_label
-from planner.targets import stated
+from planner.targets import attained, stated
 from planner.units import GIB, four, nine_digits
 from planner.why import Gain, Why
 
@@ -31,8 +31,9 @@ def _infeasible(answer: Why) -> RenderableType:
     parts: list[RenderableType] = [Text(line) for line in head]
     parts += [Text(""), *(Text(line) for line in conflict_lines(answer)), Text("")]
     if answer.repairs:
-        parts += [Text("repairs, each verified by a search:", style="bold"), repairs_table(answer.repairs)]
-        parts.append(Text("GPU-h/Bt: GPU-hours per billion tokens. *: the fewest GPUs, exactly.", style="dim"))
+        parts += [Text("repairs, each verified by a search:", style="bold"), repairs_table(answer.repairs, stated(answer.scenario.choices))]
+        hours = "" if stated(answer.scenario.choices) else "GPU-h/Bt: GPU-hours per billion tokens. "
+        parts.append(Text(f"{hours}*: the fewest GPUs, exactly.", style="dim"))
     else:
         parts.append(Text("no repair was found among more GPUs, larger ones, lighter states, other batches and the limits above"))
     if answer.fewest:
@@ -44,15 +45,16 @@ def conflict_lines(answer: Why) -> list[str]:
     """The limits that exclude each other, one per line."""
     if not answer.conflict:
         return ["the model's own shape excludes every layout; no limit would help if lifted"]
+    kept = " (the type of GPU and the frameworks' rules kept)" if stated(answer.scenario.choices) else ""
     if len(answer.conflict) == 1:
-        return [f"one limit alone excludes every layout, even with all others lifted: {answer.conflict[0].words}"]
-    lines = ["these limits exclude each other, even with all others lifted; any one of them less, and there is a layout:"]
+        return [f"one limit alone excludes every layout, even with all others lifted{kept}: {answer.conflict[0].words}"]
+    lines = [f"these limits exclude each other, even with all others lifted{kept}; any one of them less, and there is a layout:"]
     return lines + [f"  - {limit.words}" for limit in answer.conflict]
 
 
-def repairs_table(repairs: tuple[Repair, ...]) -> Table:
-    """One row per repair: the change, its cost in time, and the best layout under it."""
-    table = _table("change", "step s", "GPU-h/Bt", "GiB", "", "best layout")
+def repairs_table(repairs: tuple[Repair, ...], targets: list[str]) -> Table:
+    """One row per repair: the change, its cost in time, what it comes to where targets were missed, and the best layout under it."""
+    table = _table("change", "step s", *(["comes to"] if targets else ["GPU-h/Bt"]), "GiB", "", "best layout")
     for repair in repairs:
         best = repair.best
         verdict = VERDICTS[best.verdict]
@@ -62,7 +64,8 @@ def repairs_table(repairs: tuple[Repair, ...]) -> Table:
         table.add_row(
             ", ".join(words),
             four(best.step_seconds),
-            hours_cell(best.gpu_hours_per_billion_tokens),
+            ", ".join(attained(best.scenario, name, best.job, best.step_seconds) for name in targets)
+            or hours_cell(best.gpu_hours_per_billion_tokens),
             f"{best.need_bytes / GIB:.1f}",
             Text(SHORT_VERDICT[verdict], style=STYLE[verdict]),
             short_label(best.layout),

@@ -30,14 +30,17 @@ def short_label(layout: Layout) -> str:
 
 
 def money_cell(dollars: float) -> str:
-    """Dollars in three digits.
+    """Dollars in four digits.
 
-    >>> money_cell(1_234_567), money_cell(8_900), money_cell(999_900)
-    ('1.23M', '8.9k', '1M')
+    >>> money_cell(1_234_567), money_cell(8_900), money_cell(999_990)
+    ('1.235M', '8.900k', '1.000M')
     """
+    if dollars >= 1e15:  # no run: what failures beyond reason come to
+        return f"{dollars:.3g}"
     for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if dollars >= 0.9995 * scale:
-            return f"{dollars / scale:.3g}{letter}"
+        if dollars >= 0.99995 * scale:
+            value = dollars / scale
+            return f"{value:.{max(3 - len(str(int(value + 5e-4))) + 1, 0)}f}{letter}"
     return f"{dollars:.0f}"
 
 

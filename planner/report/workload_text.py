@@ -155,7 +155,11 @@ def phase_line(phase: LongPhase) -> str:
     same = "as before" if not change else f"{change:+.1%}: no whole number of sequences gives the same"
     tokens = phase.scenario.training_tokens
     last = f" for {amount(tokens)} tokens" if tokens else ""
-    share = f", {tokens / phase.first_scenario.training_tokens:.1%} of the run" if tokens and phase.first_scenario.training_tokens else ""
+    share = (
+        f", {tokens / phase.first_scenario.training_tokens:.1%} of the run, not in its total"
+        if tokens and phase.first_scenario.training_tokens
+        else ""
+    )
     return (
         f"long context: {job.seq_len:,} after {first.seq_len:,}{last}{share}; {job.global_batch_size:,} sequences, "
         f"{amount(job.tokens_per_step)} tokens per step ({same})"
