@@ -53,8 +53,8 @@ def why_fewer_fail(fewest: Fewest) -> Failure | None:
             count, "states", f"weights, gradients and optimizer states alone are {share:.1f} GiB per GPU, of {usable:.1f} usable"
         )
     if hopeless(trial):
-        job = fastest_kernels(trial)
-        least = Late(Layout(), job.software.framework, least_step(job))
+        framework, job = fastest_kernels(trial)
+        least = Late(Layout(), framework, least_step(job))
         return Failure(count, "work", f"the kernels alone, perfectly shared out, come to {missed(trial, least)}")
     if fewest.fastest is not None:
         late = fewest.fastest
@@ -80,9 +80,10 @@ def why_fewer_fail(fewest: Fewest) -> Failure | None:
     )
 
 
-def fastest_kernels(scenario: Scenario) -> Job:
-    """The job under the stack whose kernels are fastest."""
-    return min(jobs_by_framework(scenario).values(), key=least_step)
+def fastest_kernels(scenario: Scenario) -> tuple[str, Job]:
+    """The framework whose stack has the fastest kernels, and the job under it."""
+    number, job = min(jobs_by_framework(scenario).items(), key=lambda item: least_step(item[1]))
+    return framework_of(number), job
 
 
 def missed(scenario: Scenario, late: Late) -> str:

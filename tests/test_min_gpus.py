@@ -240,6 +240,14 @@ def test_the_page_and_the_json_of_the_command_hold_the_same_answer(command: Comm
     assert command(*wishes).out == page.out
 
 
+@pytest.mark.parametrize("software", ["jax", "fsdp2"])
+@pytest.mark.parametrize("framework", ["any", "none", "torchtitan"])
+def test_the_kernels_are_named_as_too_slow_under_every_stack_and_framework(software: str, framework: str) -> None:
+    wishes = Request(model="8b", num_gpus=1, software=software, framework=framework, max_step_seconds=1e-3)
+    found = min_gpus(make_scenario(wishes), most=4)
+    assert found.fewer is not None and found.fewer.reason == "work" and "(steps of at most 0.001 s)" in found.fewer.words
+
+
 def test_an_impossible_target_exits_1_with_the_reason_and_no_layout(command: Command) -> None:
     done = command("min-gpus", "--model", "8b", "--step-under", "0.001", "--most", "64")
     assert done.code == 1 and done.err == "" and "no number of GPUs up to 64 does" in " ".join(done.out.split())
