@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import multiprocessing
 import os
 import signal
@@ -175,7 +177,15 @@ def dask(address: str, jobs: int) -> Engine:
         import distributed  # noqa: F401
     except ImportError:
         raise InputError("--dask needs the package distributed: pip install 'layout-planner[dask]'") from None
+    _silence()
     return lambda: _local_cluster(jobs) if address == LOCAL else _client(address)
+
+
+def _silence() -> None:
+    """Keep distributed's log off the terminal: what matters of it becomes one line of ours."""
+    for name in ["distributed", *logging.root.manager.loggerDict]:
+        if name.partition(".")[0] == "distributed":
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 LOCAL_SETTINGS = {
@@ -186,8 +196,6 @@ LOCAL_SETTINGS = {
 
 @contextmanager
 def _local_cluster(jobs: int) -> Iterator[Crew]:
-    import logging
-
     import dask.config
     from distributed import LocalCluster
 
@@ -201,15 +209,17 @@ def _local_cluster(jobs: int) -> Iterator[Crew]:
             yield crew
 
 
+ANSWER_SECONDS = 10
+"""A scheduler has to answer, and to have a worker."""
+
+
 @contextmanager
 def _client(address: str) -> Iterator[Crew]:
     from distributed import Client, KilledWorker
 
-    try:
-        client = Client(address, timeout=10, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--dask {address}: no Dask scheduler answers ({error}); such as tcp://host:8786, or {LOCAL}") from None
-    with client:
+    check_scheduler(address)
+    with Client(address, timeout=ANSWER_SECONDS, set_as_default=False) as client:
+        await_workers(client, address)
         check_workers(client, address)
         executor = client.get_executor(pure=False)
         try:
@@ -218,6 +228,34 @@ def _client(address: str) -> Iterator[Crew]:
             raise InputError(f"--dask {address}: the scheduler is gone; --resume goes on") from None
         finally:
             executor.shutdown(wait=False)
+
+
+def check_scheduler(address: str) -> None:
+    """Raise InputError where no scheduler answers; a client that never connected could not even be closed."""
+    try:
+        found = asyncio.run(asyncio.wait_for(_identity(address), ANSWER_SECONDS))
+    except Exception as error:  # whatever another server's answer does to the protocol, also MemoryError
+        why = "it speaks another protocol" if isinstance(error, MemoryError) else str(error) or f"no answer within {ANSWER_SECONDS} s"
+    else:
+        why = "" if "workers" in found else "it is no scheduler"
+    if why:
+        raise InputError(f"--dask {address}: no Dask scheduler answers ({why}); such as tcp://host:8786, or {LOCAL}")
+
+
+async def _identity(address: str) -> Any:
+    """What a server of Dask says of itself."""
+    from distributed import Security, rpc
+
+    async with rpc(address, timeout=ANSWER_SECONDS, connection_args=Security().get_connection_args("client")) as server:
+        return await server.identity()
+
+
+def await_workers(client: Any, address: str) -> None:
+    """Raise InputError where a scheduler has no worker, nor gets one soon."""
+    try:
+        client.wait_for_workers(1, timeout=ANSWER_SECONDS)
+    except TimeoutError:
+        raise InputError(f"--dask {address}: no worker within {ANSWER_SECONDS} s: start some with dask worker {address}") from None
 
 
 def check_workers(client: Any, address: str) -> None:

@@ -24,7 +24,7 @@ from planner.search import Scored, SearchResult, searched
 from planner.units import nine_digits
 from solver.layout import Layout, columns_of
 
-OK, NOTHING_FITS, FAILED = "ok", "nothing fits", "failed"
+OK, NOTHING_FITS, MISSES_TARGET, FAILED = "ok", "nothing fits", "misses target", "failed"
 
 DTYPES = {"i": "Int64", "f": "float64", "b": "boolean", "O": "string", "U": "string"}
 """Kind of a numpy dtype -> the dtype of a column with empty cells."""
@@ -73,10 +73,13 @@ def row_dtypes(scenario: Scenario) -> dict[str, str]:
 
 
 def goals(frame: pd.DataFrame) -> list[Floats]:
-    """What the Pareto front minimises, of the numbers as they are exported: seconds per token of the run, dollars per token, memory."""
-    names = ("tokens_per_second", "goodput", "usd_per_billion_tokens", "memory_gib")
-    rate, goodput, dollars, memory = (np.char.mod("%.9g", frame[name].to_numpy()).astype(np.float64) for name in names)
-    return [1.0 / (rate * goodput), dollars, memory]
+    """What the Pareto front minimises, of the numbers as they are exported: seconds per token of the run, dollars per token, memory.
+
+    Memory is the share of what the GPU has: GiB of different GPUs say nothing about each other.
+    """
+    names = ("tokens_per_second", "goodput", "usd_per_billion_tokens", "memory_gib", "usable_gib")
+    rate, goodput, dollars, memory, usable = (np.char.mod("%.9g", frame[name].to_numpy()).astype(np.float64) for name in names)
+    return [1.0 / (rate * goodput), dollars, memory / usable]
 
 
 def evaluate(task: Task) -> Outcome:
@@ -93,7 +96,8 @@ def _outcome(task: Task, result: SearchResult) -> Outcome:
     space, survivors = int(result.funnel.space), int(result.funnel.survivors)
     shortlist = shortlist_of(result, LISTED if task.every else task.top, sort=task.sort)
     if not len(shortlist.rows):
-        return Outcome(task.point, NOTHING_FITS, reason_of(result), space, survivors)
+        status = MISSES_TARGET if result.too_late or len(result.ranked) else NOTHING_FITS
+        return Outcome(task.point, status, reason_of(result), space, survivors)
     first = shortlist_frame(task.scenario, shortlist)
     fronts, others = [_front(first)], []
     for frame in _others(task, result, shortlist) if task.every else ():

@@ -67,26 +67,26 @@ def points_of(word: str | None, flags: Request, axes: Axes, *, scale_batch: bool
     Flags override the files. Files vary slowest, then the keys in the order of KEYS. ``scale_batch``: the batch belongs
     to the fewest GPUs of each series and grows with them.
     """
-    plans = [(name, flags.over(request), _kept(own, flags, axes) | dict(axes)) for name, request, own in _sources(word)]
+    plans = [(file, flags.over(request), _kept(own, flags, axes) | dict(axes)) for file, request, own in _sources(word)]
     _check_size([own for _, _, own in plans])
-    stated = ((name, Request(**varied).over(request), varied) for name, request, own in plans for varied in _products(own))
+    stated = ((file, Request(**varied).over(request), varied) for file, request, own in plans for varied in _products(own))
     points = tuple(_resolved(number, *one) for number, one in enumerate(stated, start=1))
     points = tuple(_weak(points)) if scale_batch else points
     _check_distinct(points)
     return points
 
 
-def _sources(word: str | None) -> Iterator[tuple[str, Request, Axes]]:
-    """Name, request and [sweep] table of every scenario file; an empty request where none is named."""
+def _sources(word: str | None) -> Iterator[tuple[Path | None, Request, Axes]]:
+    """Every scenario file with its request and [sweep] table; an empty request where none is named."""
     if word is None:
-        yield "flags", Request(), {}
+        yield None, Request(), {}
         return
     path = scenario_path(word)
     files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
     if not files:
         raise InputError(f"{path}: no scenario (*.toml) in this folder")
     for file in files:
-        yield file.stem, read_request(file), sweep_table(file)
+        yield file, read_request(file), sweep_table(file)
 
 
 def sweep_table(path: Path) -> Axes:
@@ -119,16 +119,18 @@ def _check_size(grids: Iterable[Axes]) -> None:
         raise InputError(f"this sweep has {total:,} points; the most is {MOST_POINTS:,}: give fewer values or larger steps")
 
 
-def _resolved(number: int, name: str, request: Request, varied: Mapping[str, Any]) -> Point:
+def _resolved(number: int, file: Path | None, request: Request, varied: Mapping[str, Any]) -> Point:
     try:
-        return Point(number, varied, request, make_scenario(request, name=name))
+        return Point(number, varied, request, make_scenario(request, name=file.stem if file else "flags"))
     except InputError as error:
-        raise InputError(f"{error}{_at(number, varied)}") from None
+        raise InputError(f"{error}{_at(number, varied, file)}") from None
 
 
-def _at(number: int, varied: Mapping[str, Any]) -> str:
+def _at(number: int, varied: Mapping[str, Any], file: Path | None = None) -> str:
     """Where in the grid an error lies."""
-    return f" (point {number}: {', '.join(f'{key} = {shown(value)}' for key, value in varied.items())})" if varied else ""
+    values = ", ".join(f"{key} = {shown(value)}" for key, value in varied.items())
+    places = ([str(file)] if file else []) + ([f"point {number}: {values}"] if varied else [])
+    return f" ({', '.join(places)})" if places else ""
 
 
 def shown(value: Any) -> str:
@@ -194,7 +196,9 @@ def values_of(key: str, content: Any, where: str) -> tuple[Any, ...]:
 def _values(key: str, text: str, where: str) -> Iterator[Any]:
     """The values of one piece between commas."""
     kind = KINDS[key]
-    if kind in ("int", "float") and ":" in text:
+    if kind.startswith("tuple[int") and ":" in text:
+        yield from ((_number(value, "int", text, where),) for value in expanded(text, where))
+    elif kind in ("int", "float") and ":" in text:
         yield from (_number(value, kind, text, where) for value in expanded(text, where))
     elif kind in ("int", "float"):
         yield _number(parse_count(text, where), kind, text, where)
@@ -218,6 +222,19 @@ def _number(value: float, kind: str, text: str, where: str) -> int | float:
 
 STEP = re.compile(r"([x+*])(.+)")
 
+EXAMPLE = "64:16384:x2"
+"""A range that is legal for every number."""
+
+
+def _legal(text: str) -> str:
+    """The range that a message proposes: this one, or the example where this one would be refused too."""
+    first, last, step = text.split(":")
+    try:
+        begin, end, by = (parse_count(piece, "") for piece in (first, last, step[1:]))
+    except InputError:
+        return EXAMPLE
+    return text if begin <= end and (by > 0 if step[0] == "+" else by > 1 and begin > 0) else EXAMPLE
+
 
 def expanded(text: str, where: str) -> Iterator[float]:
     """The numbers of a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP; LAST is one of them where it is hit. Raises InputError.
@@ -226,16 +243,17 @@ def expanded(text: str, where: str) -> Iterator[float]:
     ([64.0, 128.0, 256.0, 512.0], [256.0, 512.0, 768.0])
     """
     pieces = [piece.strip() for piece in text.split(":")]
-    step = STEP.fullmatch(pieces[2]) if len(pieces) == 3 else None
+    step = STEP.fullmatch(pieces[2]) if len(pieces) == 3 and all(pieces) else None
     if step is None:
-        ends = ":".join(pieces[:2])
-        raise InputError(f"{where} = {text} is no range: write FIRST:LAST:xFACTOR or FIRST:LAST:+STEP, such as {ends}:x2")
+        example = _legal(f"{pieces[0]}:{pieces[1]}:x2")
+        raise InputError(f"{where} = {text} is no range: write FIRST:LAST:xFACTOR or FIRST:LAST:+STEP, such as {example}")
     first, last, by = (parse_count(piece, where) for piece in (*pieces[:2], step[2]))
     if first > last:
-        raise InputError(f"{where} = {text} descends: write {pieces[1]}:{pieces[0]}:{pieces[2]}")
+        raise InputError(f"{where} = {text} descends: write {_legal(f'{pieces[1]}:{pieces[0]}:{pieces[2]}')}")
     grows = step[1] == "+"
     if (grows and by <= 0) or (not grows and (by <= 1 or first <= 0)):
         start = pieces[0] if first > 0 or grows else "1"
-        raise InputError(f"{where} = {text} never reaches its end: write {start}:{pieces[1]}:{'+1' if grows else 'x2'}")
+        proposed = _legal(f"{start}:{pieces[1]}:{'+1' if grows else 'x2'}")
+        raise InputError(f"{where} = {text} never reaches its end: write {proposed}")
     steps = ((first + by * place if grows else first * by**place) for place in itertools.count())
     return itertools.takewhile(lambda value: value <= last * (1 + 1e-12), steps)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -19,8 +20,27 @@ Entry = Mapping[str, Any]
 """One finished point as plain data; ``point`` is its number."""
 
 
+def sealed(entry: Entry) -> bytes:
+    """A line of the file: the checksum of the JSON text, a space, and the text."""
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def unsealed(line: bytes) -> dict[str, Any]:
+    """What a line says. Raises ValueError where the text is not what was written.
+
+    >>> unsealed(sealed({"point": 1}))
+    {'point': 1}
+    """
+    seal, _, text = line.removesuffix(b"\n").partition(b" ")
+    if seal != b"%08x" % zlib.crc32(text):
+        raise ValueError("wrong checksum")
+    entry: dict[str, Any] = json.loads(text)
+    return entry
+
+
 class Journal:
-    """An append-only file of JSON lines, the header first. It knows where each point's line begins, not what it says."""
+    """An append-only file of JSON lines with checksums, the header first. It knows where each point's line begins, not what it says."""
 
     def __init__(self, path: Path, header: Entry, *, resume: bool = False) -> None:
         """Begins the file, or goes on from what it holds. Raises InputError if it belongs to another sweep or another process."""
@@ -42,12 +62,13 @@ class Journal:
 
     def _read(self, resume: bool) -> int:
         """Finds the whole lines; returns where the last of them ends, 0 where no point is done. Raises InputError."""
-        end, found = 0, None
+        end = 0
+        found: dict[str, Any] | None = None
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     break
-                entry = self._parsed(line, number)
+                entry = self._parsed(line, number, found)
                 if found is None:
                     found = entry
                 else:
@@ -58,25 +79,26 @@ class Journal:
         self._check(found, resume)
         return end
 
-    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
+    def _parsed(self, line: bytes, number: int, header: Entry | None) -> dict[str, Any]:
+        """A line's entry, behind the header a point of its sweep. Raises InputError where the line is not as it was written."""
         try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict) or (number > 1 and not isinstance(entry.get("point"), int)):
-            raise InputError(f"{self.path}: line {number} is damaged: delete the file to start anew")
+            entry = unsealed(line)
+            if header is not None and not 1 <= int(entry["point"]) <= int(header["points"]):
+                raise ValueError("no point of this sweep")
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{self.path}: line {number} is damaged: delete the file to start anew") from None
         return entry
 
     def _check(self, found: Entry, resume: bool) -> None:
         """Raise InputError unless the file may be gone on from."""
         if not resume:
-            state = f"{len(self):,} of {found.get('points', 0):,} points of a sweep that was stopped"
+            state = f"{len(self):,} of {counted(found.get('points', 0))} of a sweep that was stopped"
             raise InputError(f"{self.path} holds {state}: --resume goes on; delete the file to start anew")
         if found != self.header:
             raise InputError(f"{self.path} belongs to another sweep ({difference(found, self.header)}): delete it to start anew")
 
     def _write(self, entry: Entry) -> None:
-        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        line = sealed(entry)
         try:
             written = 0
             while written < len(line):
@@ -85,7 +107,7 @@ class Journal:
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._end)
-            kept = f"{len(self):,} points are kept: --resume goes on"
+            kept = f"{counted(len(self), 'point is', 'points are')} kept: --resume goes on"
             raise InputError(f"{self.path}: cannot be written ({error.strerror or error}); {kept}") from None
         self._end += len(line)
 
@@ -123,7 +145,7 @@ class Journal:
         with self.path.open("rb") as file:
             for point in sorted(self._starts):
                 file.seek(self._starts[point])
-                yield json.loads(file.readline())
+                yield unsealed(file.readline())
 
     @property
     def complete(self) -> bool:
@@ -140,6 +162,15 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
+
+
+def counted(number: int, one: str = "point", many: str = "points") -> str:
+    """A number and its noun.
+
+    >>> counted(1), counted(2000)
+    ('1 point', '2,000 points')
+    """
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def difference(found: Entry, wanted: Entry) -> str:

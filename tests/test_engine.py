@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from planner.engine import LOCAL, MOST_DEATHS, Crew, Engine, check_workers, completed, dask, processes, usable_cpus
+from planner import engine
+from planner.engine import LOCAL, MOST_DEATHS, Crew, Engine, await_workers, check_workers, completed, dask, processes, usable_cpus
 from planner.errors import InputError
 
 
@@ -67,7 +71,7 @@ def test_what_work_raises_ends_the_run(name: str) -> None:
         list(completed(ENGINES[name], complain, range(3)))
 
 
-@pytest.mark.parametrize("name", ["inline", "pool", "threads"])
+@pytest.mark.parametrize("name", ["inline", "threads"])
 def test_no_more_is_taken_than_keeps_the_workers_busy(name: str) -> None:
     taken = 0
 
@@ -127,9 +131,44 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_scheduler_that_does_not_answer_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"--dask tcp:.*no Dask scheduler answers .*or local"):
-        list(completed(dask("tcp:/nowhere", 1), square, [1]))
+@pytest.mark.parametrize("address", ["tcp:/nowhere", "nonsense", "foo://host:1"])
+def test_a_scheduler_that_does_not_answer_is_one_line(address: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=rf"--dask {address}.*no Dask scheduler answers .*or local"):
+        list(completed(dask(address, 1), square, [1]))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("said", "telling"), [(b"HTTP/1.0 400 Bad Request\r\n\r\n", "another protocol"), (b"", "no answer within 0.5 s")])
+def test_a_server_of_another_kind_is_one_line(said: bytes, telling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+
+        def answer() -> None:
+            held.append(server.accept()[0])
+            held[0].sendall(said)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(InputError, match=f"no Dask scheduler answers .*{telling}"):
+            list(completed(dask(f"tcp://127.0.0.1:{server.getsockname()[1]}", 1), square, [1]))
+        held[0].close()
+
+
+def test_a_scheduler_without_workers_is_one_line() -> None:
+    class Client:
+        """Of a cluster that never gets a worker."""
+
+        def wait_for_workers(self, number: int, timeout: float) -> None:
+            raise TimeoutError
+
+    with pytest.raises(InputError, match="no worker within 10 s: start some with dask worker tcp://host:1"):
+        await_workers(Client(), "tcp://host:1")
+
+
+def test_the_log_of_the_package_stays_off_the_terminal() -> None:
+    dask(LOCAL, 1)
+    names = ("distributed", "distributed.client", "distributed.core", "distributed.scheduler")
+    assert not [name for name in names if logging.getLogger(name).isEnabledFor(logging.CRITICAL)]
 
 
 def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.journal import Journal, appearing, difference
+from planner.journal import Journal, appearing, difference, sealed, unsealed
 
 HEADER = {"sweep": "a1", "version": "1", "points": 4, "top": 1}
 
@@ -48,7 +47,7 @@ def test_a_journal_cut_anywhere_keeps_the_points_before_the_cut(data: st.DataObj
     whole = path.read_bytes()
     cut = data.draw(st.integers(0, len(whole)))
     path.write_bytes(whole[:cut])
-    kept = [json.loads(line)["point"] for line in whole[:cut].splitlines(keepends=True)[1:] if line.endswith(b"\n")]
+    kept = [unsealed(line)["point"] for line in whole[:cut].splitlines(keepends=True)[1:] if line.endswith(b"\n")]
     with Journal(path, HEADER, resume=True) as journal:
         assert [one["point"] for one in journal] == sorted(kept)
         for point in {1, 2, 3, 4} - set(kept):
@@ -65,7 +64,7 @@ def test_what_was_stopped_is_not_begun_anew_unasked(tmp_path: Path) -> None:
 def test_a_journal_without_points_is_begun_anew(tmp_path: Path) -> None:
     with Journal(written(tmp_path / "j", []), {**HEADER, "sweep": "b2"}) as journal:
         journal.append(entry(1))
-    assert json.loads((tmp_path / "j").read_text().splitlines()[0])["sweep"] == "b2"
+    assert unsealed((tmp_path / "j").read_bytes().splitlines()[0])["sweep"] == "b2"
 
 
 @pytest.mark.parametrize("change", [{"sweep": "b2"}, {"version": "2"}, {"top": 3, "sweep": "b2"}, {"more": 1}])
@@ -85,11 +84,36 @@ def test_two_sweeps_never_write_one_journal(tmp_path: Path) -> None:
     assert "another sweep is writing it now" in done.stderr
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+DAMAGED = [
+    b"{oops\n",
+    b"\n",
+    b'{"point":1}\n',
+    b"\xff\xfe\n",
+    b"[]\n",
+    sealed({"rows": ""}),
+    sealed({"point": 999}),
+    sealed({"point": "x"}),
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     path = written(tmp_path / "j", [1, 2])
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b"{oops\n" + lines[2])
-    with pytest.raises(InputError, match="line 2 is damaged"):
+    path.write_bytes(lines[0] + line + lines[2])
+    with pytest.raises(InputError, match=r"line 2 is damaged: delete the file to start anew"):
+        Journal(path, HEADER, resume=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_changed_byte_is_taken_for_what_was_written(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = written(tmp_path_factory.mktemp("changed") / "j", [2, 1, 4])
+    whole = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(whole) - 2))  # without its last newline a line is torn off, not damaged
+    whole[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole)
+    with pytest.raises(InputError, match=r"line [1-4] is damaged"):
         Journal(path, HEADER, resume=True)
 
 
@@ -114,7 +138,7 @@ def test_a_full_disk_leaves_a_valid_journal(tmp_path: Path, monkeypatch: pytest.
         journal.append(entry(1))
         before = path.read_bytes()
         monkeypatch.setattr(journal, "_file", Full(journal._file))
-        with pytest.raises(InputError, match=r"No space left on device\); 1 points are kept: --resume goes on"):
+        with pytest.raises(InputError, match=r"No space left on device\); 1 point is kept: --resume goes on"):
             journal.append(entry(2))
     assert path.read_bytes() == before
 

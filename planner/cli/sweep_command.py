@@ -60,7 +60,7 @@ def listed_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--sort", type=click.Choice(SORTS), default="step", show_default=True, help="What is best.")
 @click.option("--top", type=click.IntRange(1, 1000), default=1, show_default=True, help="Layouts of each point.")
 @click.option("--all", "every", is_flag=True, help="Every layout of each point that was scored for step time: not those out of memory.")
-@click.option("--pareto", is_flag=True, help="Only what no other row beats in time per token, dollars per token and memory.")
+@click.option("--pareto", is_flag=True, help="Only what no other row of its model beats in time and dollars per token and memory share.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes  [default: the processors of this one]")
 @click.option("--dask", "address", metavar="ADDRESS", help="Search on a Dask cluster that has this program: tcp://host:port, or local.")
 @click.option("--resume", is_flag=True, help="Go on from FILE.journal, which a stopped sweep left beside its first file.")
@@ -92,6 +92,7 @@ def sweep_command(
     VALUES are lists and ranges: 64,128 or 64:16384:x2 or 256:4096:+256. The order of the points is that of the keys in
     scenario files, the number of GPUs varying fastest. A point without a layout is a row that says why.
     """
+    from planner.journal import counted
     from planner.report.sweep_files import holds
     from planner.sweep import Sweep, run
 
@@ -104,16 +105,17 @@ def sweep_command(
         click.echo(line, err=True)
     lasting = journal_path(files)
     if resume and lasting and not lasting.exists() and {holds(path, kind, sweep) for kind, path in files} == {True}:
-        click.echo(f"nothing to do: {files[0][1]} holds all {len(sweep.points):,} points", err=True)
+        click.echo(f"nothing to do: {files[0][1]} already holds {counted(len(sweep.points))}", err=True)
         return
     with opened(sweep, lasting, resume) as journal:
         try:
             with points_bar() as progress:
                 run(sweep, engine, journal, progress)
         except (Interrupted, KeyboardInterrupt):
-            if len(journal):
+            kept = earlier_results(files, style, output)
+            if len(journal) and not kept:
                 publish(sweep, journal, files, style, output)
-            leave(sweep, journal, resumable=lasting is not None)
+            leave(sweep, journal, kept, resumable=lasting is not None)
         found = publish(sweep, journal, files, style, output)
     if not found:
         click.get_current_context().exit(1)
@@ -210,12 +212,26 @@ def publish(sweep: Sweep, journal: Journal, files: list[tuple[str, Path]], style
     return found
 
 
-def leave(sweep: Sweep, journal: Journal, *, resumable: bool) -> NoReturn:
-    """Ends an interrupted sweep; a journal without points is of no use."""
+def earlier_results(files: list[tuple[str, Path]], style: str, output: Path | None) -> list[Path]:
+    """The files with whole results of an earlier run, which a stopped sweep leaves alone."""
+    from planner.report.sweep_files import replaceable
+
+    page = [(style, output)] if style == "table" and output is not None else []
+    return [path for kind, path in [*files, *page] if not replaceable(path, kind)]
+
+
+def leave(sweep: Sweep, journal: Journal, kept: list[Path], *, resumable: bool) -> NoReturn:
+    """Ends an interrupted sweep; a journal without points is of no use. ``kept``: files that it did not replace."""
+    from planner.journal import counted
+
     if not len(journal):
         journal.remove()
-    more = "; --resume goes on" if resumable and len(journal) else ""
-    fail(f"stopped after {len(journal):,} of {len(sweep.points):,} points{more}", 130)
+    lasting = resumable and len(journal) > 0
+    more = ["--resume goes on"] if lasting else []
+    if kept and len(journal):
+        where = [f"what is done is in {journal.path}"] if lasting else []
+        more = [f"{', '.join(map(str, kept))} left as before", *where, *more]
+    fail("; ".join([f"stopped after {len(journal):,} of {counted(len(sweep.points))}", *more]), 130)
 
 
 @contextmanager

@@ -101,6 +101,21 @@ def _parquet_marks(path: Path) -> dict[str, str]:
 MARKS: dict[str, Callable[[Path], dict[str, str]]] = {"csv": _csv_marks, "json": _json_marks, "parquet": _parquet_marks}
 
 
+UNFINISHED = re.compile(r"\(\d+ of \d+ points\)")
+"""What marks the file of a sweep that was stopped."""
+
+
+def replaceable(path: Path, kind: str) -> bool:
+    """Whether a stopped sweep may write there: nothing is lost but what another one left unfinished."""
+    if not path.exists() or not path.is_file() or not path.stat().st_size:
+        return True
+    try:
+        found = MARKS[kind](path).get("sweep") if kind in MARKS else path.read_text(encoding="utf-8")
+    except (OSError, ValueError, csv.Error):
+        return False
+    return bool(UNFINISHED.search(found or ""))
+
+
 def holds(path: Path, kind: str, sweep: Sweep) -> bool:
     """Whether a file holds the whole sweep. Raises InputError for the file of another one."""
     if not path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import StringIO
@@ -52,8 +53,8 @@ STANDING = {"scaling_efficiency": "float64", "fastest_num_gpus": "Int64", "paret
 class Standing:
     """What only all points together tell."""
 
-    efficiency: dict[int, float]
-    """Point -> its tokens per second and GPU over those of the fewest GPUs of its series on which something fits."""
+    base: dict[int, float]
+    """Point -> the best tokens per second and GPU of the fewest GPUs of its series on which something fits."""
     fastest: dict[int, int]
     """Point -> the number of GPUs of its series, no larger than its own, with most tokens per second: others may stay unused."""
     front: Ints
@@ -76,17 +77,15 @@ def standing(sweep: Sweep, journal: Journal) -> Standing:
             fronts.setdefault((scenario.job.model.name, scenario.job.seq_len, scenario.training_tokens), []).append(own)
             best[entry["point"]] = entry["best"]
     rows = [merged(np.concatenate(found)) for found in fronts.values()]
-    return Standing(
-        efficiencies(sweep, best), fastest(sweep, best), np.concatenate([np.zeros(0), *(own[:, 0] for own in rows)]).astype(np.int64)
-    )
+    return Standing(bases(sweep, best), fastest(sweep, best), np.concatenate([np.zeros(0), *(own[:, 0] for own in rows)]).astype(np.int64))
 
 
-def efficiencies(sweep: Sweep, best: dict[int, float]) -> dict[int, float]:
-    """Of each point with a best rate: its share of the rate of the fewest GPUs of its series."""
+def bases(sweep: Sweep, best: dict[int, float]) -> dict[int, float]:
+    """Of each point with a best rate: that of the fewest GPUs of its series."""
     fewest: dict[tuple[Any, ...], int] = {}
     for point in sorted(best, key=lambda point: sweep.points[point - 1].scenario.job.num_gpus):
         fewest.setdefault(sweep.points[point - 1].series, point)
-    return {point: nine_digits(rate / best[fewest[sweep.points[point - 1].series]]) for point, rate in best.items()}
+    return {point: best[fewest[sweep.points[point - 1].series]] for point in best}
 
 
 def fastest(sweep: Sweep, best: dict[int, float]) -> dict[int, int]:
@@ -154,8 +153,10 @@ def _others(sweep: Sweep, journal: Journal, entry: Entry) -> Iterator[pd.DataFra
     try:
         with gzip.open(part, "rt", encoding="utf-8") as text:
             yield from _read(text, sweep)
-    except OSError as error:
-        raise InputError(f"{part}: cannot be read ({error.strerror or error}): delete {journal.path} to start anew") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(
+            f"{part}: cannot be read ({getattr(error, 'strerror', None) or error}): delete {journal.path} to start anew"
+        ) from None
 
 
 def _read(text: TextIO, sweep: Sweep) -> Iterator[pd.DataFrame]:
@@ -177,10 +178,11 @@ def _tidy(sweep: Sweep, found: Standing, entries: list[Entry], rows: pd.DataFram
     points = [sweep.points[entry["point"] - 1] for entry in entries]
     columns: dict[str, Any] = {name: [value(point) for point in points] for name, (_, value) in facts.items()}
     columns |= {name: [entry[name] for entry in entries] for name in (*BOOKS, *COUNTS)}
-    columns["scaling_efficiency"] = [found.efficiency.get(entry["point"]) for entry in entries]
     columns["fastest_num_gpus"] = [found.fastest[entry["point"]] or None for entry in entries]
     known = pd.DataFrame(columns).loc[np.repeat(np.arange(len(entries)), counts)].reset_index(drop=True)
     table = pd.concat([known, rows.reset_index(drop=True)], axis=1)
+    base = table["point"].map(found.base).astype("float64")
+    table["scaling_efficiency"] = (table["tokens_per_second_per_gpu"] / base).map(nine_digits)
     keys = key_of(table["point"], table["rank"])
     table["pareto"] = keys.isin(found.front).where(keys.notna())
     dtypes = dtypes_of(sweep)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from planner.evaluation import OK
 from planner.grid import shown
-from planner.journal import Journal
+from planner.journal import Journal, counted
 from planner.report.sweep_files import marks
 from planner.report.sweep_table import fastest, frames
 from planner.report.text import SHORT_VERDICT, STYLE
@@ -82,6 +82,9 @@ def columns_shown(sweep: Sweep) -> dict[str, Callable[[dict[str, Any]], str]]:
     cells: dict[str, Callable[[dict[str, Any]], str]] = {"#": lambda row: str(row["point"])}
     if len({point.scenario.name for point in points}) > 1:
         cells["scenario"] = lambda row: str(row["scenario"])
+    for key, fact in DIFFERING.items():
+        if key not in varied and len({fact(point.scenario) for point in points}) > 1:
+            cells[HEADS.get(key, key)] = lambda row, fact=fact: str(fact(points[row["point"] - 1].scenario))  # type: ignore[misc]
     for key in varied:
         cells[HEADS.get(key, key.replace("_", " "))] = lambda row, key=key: shown(points[row["point"] - 1].varied.get(key, ""))  # type: ignore[misc]
     if len({point.scenario.job.global_batch_size for point in points}) > 1 and not set(varied) & {"seq_len", "global_batch_size"}:
@@ -90,6 +93,14 @@ def columns_shown(sweep: Sweep) -> dict[str, Callable[[dict[str, Any]], str]]:
     if sweep.pareto:
         cells["rank"] = lambda row: str(row["rank"])
     return cells
+
+
+DIFFERING: dict[str, Callable[[Scenario], Any]] = {
+    "model": lambda s: s.job.model.name,
+    "gpu": lambda s: s.job.gpu.name,
+    "seq_len": lambda s: s.job.seq_len,
+}
+"""What is shown wherever it differs, whatever was varied."""
 
 
 def _table(sweep: Sweep, rows: Iterable[dict[str, Any]]) -> Table:
@@ -114,8 +125,8 @@ def question(sweep: Sweep) -> str:
     """How many points, and what they all share."""
     scenarios = [point.scenario for point in sweep.points]
     shared = [word for word in (_shared(scenarios, fact) for fact in SHARED) if word]
-    many = f"{len(scenarios):,} points" if len(scenarios) > 1 else "one point"
-    return f"{many}, each an exhaustive search{': ' if shared else ''}{', '.join(shared)}"
+    many = f"{len(scenarios):,} points, each" if len(scenarios) > 1 else "one point,"
+    return f"{many} an exhaustive search{': ' if shared else ''}{', '.join(shared)}"
 
 
 def _shared(scenarios: list[Scenario], fact: Callable[[Scenario], str]) -> str:
@@ -157,7 +168,8 @@ def unused_lines(sweep: Sweep, journal: Journal) -> list[str]:
 
 LEGEND = (
     "tok/s: tokens per second and GPU. eff%: that, over the fewest GPUs of the series on which something fits. "
-    "P *: no other row is faster per token, cheaper per token and smaller (failures and checkpoints counted)."
+    "P *: no other row of the same model is faster per token, cheaper per token and leaves more memory free "
+    "(failures and checkpoints counted)."
 )
 
 
@@ -167,6 +179,6 @@ def book_lines(sweep: Sweep, journal: Journal) -> list[str]:
     found, space, ranked = (sum(column) for column in zip(*books)) if books else (0, 0, 0)
     told = marks(sweep, journal)
     return [
-        f"{len(books):,} points searched, {found:,} with a layout; {space:,} layouts in their spaces, {ranked:,} ranked",
+        f"{counted(len(books))} searched, {found:,} with a layout; {space:,} layouts in their spaces, {ranked:,} ranked",
         f"sweep {told['sweep']}, version {told['version']}",
     ]
