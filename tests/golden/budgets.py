@@ -25,7 +25,7 @@ DEADLINES = (60, 90)
 BATCH_WITHIN = 0.05
 
 COLUMNS = ("layout", "layers_per_stage", "step_seconds", "mfu", "memory_gib", "verdict", "goodput")
-RUN_COLUMNS = ("days", "total_days", "gpu_hours", "cost_usd", "energy_kwh")
+RUN_COLUMNS = ("training_days", "total_days", "gpu_hours", "cost_usd", "energy_kwh")
 
 HEAD = """# Llama 3.1 405B on 15T tokens: how many GPUs, how many dollars
 
