@@ -10,7 +10,7 @@ from planner.cost import flops
 from planner.costed import Costed, costed
 from planner.errors import InputError
 from planner.frameworks.legality import REFUSED, assign, framework_of
-from planner.operations import Run, run_of, upkeep_of
+from planner.operations import Run, run_under
 from planner.refine import costing_job, shortlist_of
 from planner.request import parse_count
 from planner.scenario import Scenario
@@ -51,13 +51,13 @@ class LongPhase:
     def run(self) -> Run:
         """Days and money of the phase, failures included; zero without tokens. There must be a best layout."""
         assert self.best is not None
-        return run_of(self.scenario, self.best.step_seconds, upkeep_of(self.scenario.operations, self.best.job).goodput)
+        return run_under(self.scenario, self.best.job, self.best.step_seconds)
 
     @property
     def short_run(self) -> Run:
         """The same tokens in the first phase's sequences and layout."""
         scenario = dataclasses.replace(self.first_scenario, training_tokens=self.scenario.training_tokens)
-        return run_of(scenario, self.first.step_seconds, upkeep_of(scenario.operations, self.first.job).goodput)
+        return run_under(scenario, self.first.job, self.first.step_seconds)
 
     @property
     def speed(self) -> float:

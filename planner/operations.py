@@ -239,6 +239,11 @@ def run_of(scenario: Scenario, step_seconds: Number, goodput: Number) -> Run:
     return Run(training, total, hours, hours * scenario.price_usd_per_hour, hours * kilowatts)
 
 
+def run_under(scenario: Scenario, job: Job, step_seconds: float) -> Run:
+    """The whole run at one layout's step, under the stack of the job that it is costed with."""
+    return run_of(scenario, step_seconds, upkeep_of(scenario.operations, job).goodput)
+
+
 def usd_per_billion_tokens(scenario: Scenario, step_seconds: Number, goodput: Number) -> Number:
     """What a billion tokens cost, failures included: comparable between clusters and batches."""
     seconds = 1e9 / scenario.job.tokens_per_step * step_seconds / goodput

@@ -11,13 +11,13 @@ from planner.cost.arrays import Floats
 from planner.cost.estimate import memory_of, time_of
 from planner.cost.memory import OUT_OF_MEMORY
 from planner.frameworks import FRAMEWORKS, UNEVEN
-from planner.frameworks.legality import NO_STACK, assign, framework_of, jobs_by_framework
+from planner.frameworks.legality import NO_STACK, assign, jobs_by_framework
 from planner.pareto import front
 from planner.rank import MEASURES, order
 from planner.scenario import Job, Scenario
 from planner.search import Scored, SearchResult
 from planner.split import WORTHWHILE, Split, best_split, recomputes_all, with_split
-from planner.splittable import RUNS_UNEVEN, least_steps
+from planner.splittable import RUNS_UNEVEN, least_steps, splittable
 from planner.targets import longest_step, met
 from solver.layout import AXES, Columns, Ints, Layout, columns_of
 
@@ -113,9 +113,8 @@ def trade_offs(scenario: Scenario, rows: Scored) -> list[Floats]:
 
 def split_of(scenario: Scenario, number: int, job: Job, layout: Layout) -> Split | None:
     """The uneven split under which a search would cost a layout under the stack of a number; None where the even one is as good."""
-    runs = number == NO_STACK or (number >= 0 and framework_of(number) in UNEVEN)
     x = columns_of([layout])
-    if not scenario.choices.uneven_stages or layout.pipeline_parallel == 1 or not runs or memory_of(job, x).verdict[0] == OUT_OF_MEMORY:
+    if not splittable(scenario, number, x)[0] or memory_of(job, x).verdict[0] == OUT_OF_MEMORY:
         return None
     free = number == NO_STACK and bool(recomputes_all(layout, job.model.num_layers))
     return best_split(job, layout, even_step_seconds=float(time_of(job, x).total[0]), free_recompute=free)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -149,7 +150,8 @@ def repairs_of(scenario: Scenario, limits: tuple[Limit, ...], conflict: Conflict
         more_gpus = any({limits[n].name for n in correction} == {"num_gpus"} for correction in corrections)
         tried += lighter(scenario, more_gpus, {repair.lifts for repair in tried})
     if stated(scenario.choices):
-        tried += [repair for part in newer_parts(scenario) if fits(part) and (repair := verified(scenario, part))][:MOST_PARTS]
+        newer = (verified(scenario, part) for part in newer_parts(scenario) if fits(part))
+        tried += islice(filter(None, newer), MOST_PARTS)
     changed = [set(repair.words) for repair in tried]
     needed = [repair for repair, words in zip(tried, changed, strict=True) if not any(other < words for other in changed)]
     distinct = {repair.words: repair for repair in needed}
@@ -235,19 +237,27 @@ def nearest_batches(scenario: Scenario) -> Iterator[Scenario]:
             return
 
 
+def family_of(gpu: Gpu) -> tuple[str, ...]:
+    """The generations of a GPU's maker, oldest first."""
+    return next((family for family in FAMILIES if gpu.generation in family), (gpu.generation,))
+
+
+def no_older(gpu: Gpu) -> list[Gpu]:
+    """GPUs of the same maker, of the same generation or a later one, with no slower a link."""
+    family = family_of(gpu)
+    newer = family[family.index(gpu.generation) :]
+    return [one for one in load.records(Gpu) if one.generation in newer and one.link_bytes_per_s >= gpu.link_bytes_per_s]
+
+
 def larger_parts(scenario: Scenario) -> list[Scenario]:
     """The scenario on GPUs of the catalogue with more memory: of the same maker, no older, no slower link, each a step larger."""
-    job = scenario.job
-    family = next((family for family in FAMILIES if job.gpu.generation in family), (job.gpu.generation,))
+    family, memory = family_of(scenario.job.gpu), scenario.job.gpu.memory_bytes
 
     def rank(gpu: Gpu) -> tuple[int, float, float, str]:
         return family.index(gpu.generation), gpu.memory_bytes, gpu.price_usd_per_hour, gpu.name
 
-    newer = family[family.index(job.gpu.generation) :]
-    parts = [gpu for gpu in load.records(Gpu) if gpu.generation in newer and gpu.link_bytes_per_s >= job.gpu.link_bytes_per_s]
     steps: list[Scenario] = []
-    memory = job.gpu.memory_bytes
-    for gpu in sorted(parts, key=rank):
+    for gpu in sorted(no_older(scenario.job.gpu), key=rank):
         one = with_part(scenario, gpu) if gpu.memory_bytes >= LARGER * memory else None
         if one is not None:
             steps.append(one)
@@ -257,10 +267,7 @@ def larger_parts(scenario: Scenario) -> list[Scenario]:
 
 def newer_parts(scenario: Scenario) -> list[Scenario]:
     """The scenario on GPUs of the same maker and a later generation, cheapest per hour first."""
-    job = scenario.job
-    family = next((family for family in FAMILIES if job.gpu.generation in family), (job.gpu.generation,))
-    newer = family[family.index(job.gpu.generation) + 1 :]
-    parts = [gpu for gpu in load.records(Gpu) if gpu.generation in newer and gpu.link_bytes_per_s >= job.gpu.link_bytes_per_s]
+    parts = [gpu for gpu in no_older(scenario.job.gpu) if gpu.generation != scenario.job.gpu.generation]
     found_here = [with_part(scenario, gpu) for gpu in sorted(parts, key=lambda gpu: (gpu.price_usd_per_hour, gpu.name))]
     return [one for one in found_here if one is not None]
 

@@ -20,8 +20,8 @@ RUNS_UNEVEN = np.array([name in UNEVEN for name in FRAMEWORKS] + [True])
 
 
 def splittable(scenario: Scenario, number: int, x: Columns) -> np.ndarray:
-    """Layouts of one stack whose stages may be split unevenly."""
-    runs = scenario.choices.uneven_stages and (number == NO_STACK or framework_of(number) in UNEVEN)
+    """Layouts of one stack whose stages may be split unevenly; none of those that no framework accepts."""
+    runs = scenario.choices.uneven_stages and (number == NO_STACK or (number >= 0 and framework_of(number) in UNEVEN))
     return np.asarray((x.pipeline_parallel > 1) & runs)
 
 

@@ -73,14 +73,14 @@ def stated(choices: Choices) -> list[str]:
     return [name for name in TARGETS if getattr(choices, name)]
 
 
-def without(scenario: Scenario, name: str) -> Scenario:
-    """The scenario without one of its targets."""
-    return dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, **{name: 0.0}))  # type: ignore[arg-type]
+def without(scenario: Scenario, *names: str) -> Scenario:
+    """The scenario without some of its targets."""
+    return dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, **dict.fromkeys(names, 0.0)))  # type: ignore[arg-type]
 
 
 def untargeted(scenario: Scenario) -> Scenario:
     """The scenario without any of its targets."""
-    return dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, **dict.fromkeys(TARGETS, 0.0)))  # type: ignore[arg-type]
+    return without(scenario, *TARGETS)
 
 
 def longest_steps(scenario: Scenario, job: Job) -> dict[str, float]:

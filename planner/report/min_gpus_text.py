@@ -9,7 +9,7 @@ from rich.text import Text
 
 from planner.fewest import Fewest
 from planner.min_gpus import MinGpus, OtherBatch
-from planner.operations import run_of, upkeep_of
+from planner.operations import run_under
 from planner.report.formats import scenario_json
 from planner.report.frame import shortlist_frame
 from planner.report.operations_text import operations_lines
@@ -59,7 +59,7 @@ def other_line(other: OtherBatch) -> str:
     words = f"with {scenario.job.global_batch_size:,} sequences per step {other.fewest.num_gpus:,} GPUs do: {best}"
     if not scenario.training_tokens:
         return words
-    run = run_of(scenario, step, upkeep_of(scenario.operations, job).goodput)
+    run = run_under(scenario, job, step)
     return f"{words}, {three(float(run.total_days))} days, ${money_cell(float(run.cost_usd))}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.catalogue import load
 from planner.catalogue.schema import Operations
-from planner.operations import Run, Upkeep, run_of, upkeep_of
+from planner.operations import Run, Upkeep, run_of, run_under, upkeep_of
 from planner.report.plain import plain
 from planner.report.words import duration, money_cell
 from planner.scenario import Job, Scenario
@@ -78,7 +78,7 @@ def elsewhere_line(scenario: Scenario, job: Job, step_seconds: float) -> str:
     for other in load.records(Operations):
         if other.name != scenario.operations.name:
             moved = dataclasses.replace(scenario, operations=other)
-            run = run_of(moved, step_seconds, upkeep_of(other, job).goodput)
+            run = run_under(moved, job, step_seconds)
             words.append(f"'{other.name}' {float(run.total_days):.3g} days, ${money_cell(float(run.cost_usd))}")
     return f"as others reported: {'; '.join(words)}"
 
