@@ -52,13 +52,18 @@ class Journal:
             raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
         try:
             _lock(self._file, path)
-            self._end = self._read(resume)
-            self._file.truncate(self._end)  # what a crash tore off
+            self.settle(resume=resume)
             if not self._end:
                 self._write(header)
         except BaseException:
             self._file.close()
             raise
+
+    def settle(self, *, resume: bool = True) -> None:
+        """Finds what the file holds, and cuts off what a crash or an interrupt tore: the file is right, whatever was noted of it."""
+        self._starts.clear()
+        self._end = self._read(resume)
+        self._file.truncate(self._end)
 
     def _read(self, resume: bool) -> int:
         """Finds the whole lines; returns where the last of them ends, 0 where no point is done. Raises InputError."""

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import planner.journal
 import planner.sweep
 from planner import evaluation
 from planner.journal import Journal
@@ -328,6 +329,25 @@ def test_ctrl_c_replaces_what_another_one_left(command: Command, tmp_path: Path,
         done = command(*wishes, *more)
         assert done.code == 130 and done.err.endswith("stopped after 1 of 2 points; --resume goes on\n")
         assert "1 point searched" in (tmp_path / "page").read_text()
+
+
+def test_ctrl_c_between_a_point_s_line_and_the_note_of_it_counts_the_point(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may take long to say that it has the line."""
+    wishes = (*SMALL, *PINS, "--gpus", "1,2,4", "--jobs", "1", *files(tmp_path))
+    writes = iter(range(100))
+
+    def synced(_: int) -> None:
+        if next(writes) == 2:  # the header, the first point, the second
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(planner.journal.os, "fsync", synced)
+        done = command(*wishes)
+    assert done.code == 130 and done.err.endswith("stopped after 2 of 3 points; --resume goes on\n")
+    assert len(pd.read_csv(tmp_path / "t.csv")) == 2
+    assert "holds 2 of 3 points" in command(*wishes).err
 
 
 def test_only_the_same_sweep_of_the_same_version_goes_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

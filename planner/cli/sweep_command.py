@@ -112,6 +112,7 @@ def sweep_command(
             with points_bar() as progress:
                 run(sweep, engine, journal, progress)
         except (Interrupted, KeyboardInterrupt):
+            journal.settle()  # it may have come between a line and the note of it
             kept = earlier_results(files, style, output)
             if len(journal) and not kept:
                 publish(sweep, journal, files, style, output)
