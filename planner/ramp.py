@@ -14,7 +14,7 @@ from planner.refine import costing_job
 from planner.scenario import Scenario
 from planner.units import SECONDS_PER_DAY
 from solver import check
-from solver.layout import Layout, columns_of, deepest_chunk
+from solver.layout import Layout, columns_of, deepest_chunk, group_suits, micro_batch_group, num_micro_batches
 from solver.problem import UNLIMITED_KIB
 
 NUM_SIZES = 8
@@ -155,8 +155,12 @@ def legality(scenario: Scenario, layout: Layout) -> Callable[[int], bool]:
     number = stack_of(scenario, layout)
     framework = "none" if number == REFUSED else framework_of(number)
     job = scenario.job_in(framework)
+    group = micro_batch_group(num_micro_batches(layout, job.global_batch_size), layout.pipeline_parallel)
 
     def legal(batch: int) -> bool:
+        batches = num_micro_batches(layout, batch)
+        if layout.schedule == "interleaved_1f1b" and not group_suits(group, batches, layout.pipeline_parallel):
+            return False  # the group is set once, for every size of the ramp
         if number == REFUSED or check.broken_rules(layout, dataclasses.replace(problem, global_batch_size=batch)):
             return False
         return framework == "none" or not broken(dataclasses.replace(job, global_batch_size=batch), layout, framework)

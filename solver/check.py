@@ -115,10 +115,10 @@ def layers(x: Any, problem: Problem) -> Truth:
 
 
 def interleaving(x: Any, problem: Problem) -> Truth:
-    """Interleaved stages need a pipeline and micro-batches in a multiple of the stages (V-shaped pairs of chunks do not)."""
-    whole_rounds = num_micro_batches(x, problem.global_batch_size) % x.pipeline_parallel == 0
+    """Interleaved stages need a pipeline and a micro-batch for every stage (V-shaped pairs of chunks do not)."""
+    enough = num_micro_batches(x, problem.global_batch_size) >= x.pipeline_parallel
     v_pair = (x.virtual_pipeline == 2) & any(code in problem.domains["schedule"] for code in V_CODES)
-    return (x.virtual_pipeline == 1) | ((x.pipeline_parallel > 1) & (whole_rounds | v_pair))
+    return (x.virtual_pipeline == 1) | ((x.pipeline_parallel > 1) & (enough | v_pair))
 
 
 def memory_floor(x: Any, problem: Problem) -> Truth:
@@ -143,7 +143,7 @@ def schedule(x: Any, problem: Problem) -> Truth:
     plain = ~v_shaped & ~interleaved
     return (
         (plain & (x.virtual_pipeline == 1) & ((x.pipeline_parallel > 1) | (x.schedule == PLAIN_1F1B)))
-        | (interleaved & (x.virtual_pipeline > 1) & (m % x.pipeline_parallel == 0))
+        | (interleaved & (x.virtual_pipeline > 1) & (m >= x.pipeline_parallel))
         | (v_shaped & (x.virtual_pipeline == 2) & ((x.schedule != DUALPIPE) | (m >= 2 * x.pipeline_parallel)))
     )
 
@@ -250,7 +250,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         interleaving,
         "pipeline_parallel data_parallel micro_batch_size virtual_pipeline",
-        "virtual_pipeline = {virtual_pipeline} needs pipeline_parallel > 1 and micro-batches in a multiple of it; there are {num_micro_batches} over {pipeline_parallel} stages",
+        "virtual_pipeline = {virtual_pipeline} needs pipeline_parallel > 1 and a micro-batch for every stage; there are {num_micro_batches} for {pipeline_parallel} stages",
     ),
     _rule(
         schedule,

@@ -147,6 +147,45 @@ def num_micro_batches(x: Any, global_batch_size: int) -> Any:
     return global_batch_size // (x.data_parallel * x.micro_batch_size)
 
 
+def group_suits(group: int, num_micro_batches: int, stages: int) -> bool:
+    """Whether interleaved stages can take micro-batches in such groups: the last one is whole or still fills the pipeline.
+
+    Source: Megatron-Core, pipeline_parallel/schedules.py.
+
+    >>> group_suits(4, 6, 4), group_suits(6, 6, 4), group_suits(6, 11, 4)
+    (False, True, True)
+    """
+    rest = num_micro_batches % group
+    return stages <= group <= num_micro_batches and (rest == 0 or rest >= stages)
+
+
+@cache
+def _smallest_group(num_micro_batches: int, stages: int) -> int:
+    groups = range(stages, num_micro_batches + 1)
+    return next((group for group in groups if group_suits(group, num_micro_batches, stages)), stages)
+
+
+def micro_batch_group(num_micro_batches: Any, pipeline_parallel: Any) -> Any:
+    """Micro-batches that an interleaved stage takes through one chunk before it turns to the next, of one layout or many.
+
+    The fewest that suit: the number of stages where that divides the micro-batches.
+
+    >>> micro_batch_group(8, 4), micro_batch_group(6, 4), micro_batch_group(11, 4)
+    (4, 6, 6)
+    >>> micro_batch_group(np.array([8, 6, 11]), 4)
+    array([4, 6, 6])
+    """
+    if np.ndim(num_micro_batches) == 0 and np.ndim(pipeline_parallel) == 0:
+        return _smallest_group(int(num_micro_batches), int(pipeline_parallel))
+    batches, stages = np.broadcast_arrays(num_micro_batches, pipeline_parallel)
+    group = stages.copy()
+    odd = np.flatnonzero(batches % stages != 0)
+    if len(odd):
+        pairs, kind = np.unique(np.stack([batches[odd], stages[odd]]), axis=1, return_inverse=True)
+        group[odd] = np.array([_smallest_group(int(m), int(p)) for m, p in pairs.T])[kind.reshape(-1)]
+    return group
+
+
 @cache
 def chunk_sizes(num_layers: int, chunks: int) -> tuple[int, ...]:
     """Layers of each of some chunks, in their order: as even as possible, the surplus in the middle ones.

@@ -152,19 +152,17 @@ def layers(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
 
 
 def interleaving(model: cp_model.CpModel, x: Any, problem: Problem) -> None:
-    """Interleaved stages need a pipeline and micro-batches in a multiple of the stages (V-shaped pairs of chunks do not)."""
-    remainder = model.new_int_var(0, problem.global_batch_size, "remainder")
-    model.add_modulo_equality(remainder, x.num_micro_batches, x.pipeline_parallel)
+    """Interleaved stages need a pipeline and a micro-batch for every stage (V-shaped pairs of chunks do not)."""
     several = model.new_bool_var("several_chunks")
     model.add(x.virtual_pipeline >= 2).only_enforce_if(several)
     model.add(x.virtual_pipeline == 1).only_enforce_if(~several)
     model.add(x.pipeline_parallel > 1).only_enforce_if(several)
-    whole_rounds = several
+    filled = several
     if any(code in problem.domains["schedule"] for code in V_CODES):
-        whole_rounds = model.new_bool_var("more_than_a_pair")
-        model.add(x.virtual_pipeline >= 3).only_enforce_if(whole_rounds)
-        model.add(x.virtual_pipeline <= 2).only_enforce_if(~whole_rounds)
-    model.add(remainder == 0).only_enforce_if(whole_rounds)
+        filled = model.new_bool_var("more_than_a_pair")
+        model.add(x.virtual_pipeline >= 3).only_enforce_if(filled)
+        model.add(x.virtual_pipeline <= 2).only_enforce_if(~filled)
+    model.add(x.num_micro_batches >= x.pipeline_parallel).only_enforce_if(filled)
 
 
 def memory_floor(model: cp_model.CpModel, x: Any, problem: Problem) -> None:

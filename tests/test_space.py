@@ -128,8 +128,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "layers": ({}, {"pipeline_parallel": 4, "virtual_pipeline": 2}, ("pipeline 4", "virtual 2", "num_layers = 6")),
     "interleaving": (
         {},
-        {"pipeline_parallel": 2, "virtual_pipeline": 3, "data_parallel": 4},
-        ("virtual_pipeline = 3", "there are 3 over 2 stages"),
+        {"pipeline_parallel": 2, "virtual_pipeline": 3, "data_parallel": 4, "micro_batch_size": 3},
+        ("virtual_pipeline = 3", "there are 1 for 2 stages"),
     ),
     "schedule": (
         {},

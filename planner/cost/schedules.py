@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.arrays import Number
+from solver.layout import micro_batch_group
 
 
 def in_flight_gpipe(m: Number, p: Number, v: Number, r: Number) -> Number:
@@ -29,14 +30,14 @@ def in_flight_1f1b(m: Number, p: Number, v: Number, r: Number) -> Number:
 
 
 def in_flight_interleaved(m: Number, p: Number, v: Number, r: Number) -> Number:
-    """Warm-up of 2 (p - r - 1) + (v - 1) p chunks and one more, in stages of v chunks.
+    """Warm-up of 2 (p - r - 1) + (v - 1) n chunks and one more, in stages of v chunks and groups of n micro-batches.
 
     Source: Megatron-Core's interleaved schedule.
 
-    >>> float(in_flight_interleaved(16, 4, 2, 0))
-    5.5
+    >>> float(in_flight_interleaved(16, 4, 2, 0)), float(in_flight_interleaved(14, 4, 2, 0))
+    (5.5, 6.0)
     """
-    return np.minimum(m * v, 2 * (p - r - 1) + (v - 1) * p + 1) / v
+    return np.minimum(m * v, 2 * (p - r - 1) + (v - 1) * micro_batch_group(m, p) + 1) / v
 
 
 def in_flight_zero_bubble(m: Number, p: Number, v: Number, r: Number) -> Number:
