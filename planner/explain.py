@@ -17,7 +17,7 @@ from planner.cost.stages import Stages, all_stages
 from planner.cost.step import StepSeconds
 from planner.errors import InputError, nearest
 from planner.frameworks import FRAMEWORKS
-from planner.frameworks.legality import assign, broken, framework_names, framework_of, jobs_by_framework
+from planner.frameworks.legality import assign, broken, framework_names, framework_of, jobs_by_framework, reason
 from planner.refine import Shortlist, costing_job
 from planner.scenario import Job, Scenario
 from planner.split import Split
@@ -119,11 +119,17 @@ def complete_layout(scenario: Scenario, label: str) -> Layout:
         piece = str(error).split("'")[1] if "'" in str(error) else label
         hint = nearest(piece, known) if "is no part" in str(error) else ""
         raise InputError(f"layout '{label}': {error}{hint}") from None
+    return completed(scenario, stated, f"layout '{label}'")
+
+
+def completed(scenario: Scenario, axes: Mapping[str, int | str], where: str) -> Layout:
+    """The layout of some axes, the others filled in. Raises InputError, beginning with ``where``, for values that no layout has."""
+    stated = dict(axes)
     for axis, value in stated.items():
         if isinstance(value, int) and value < 1 and axis not in ("zero_stage", "recompute_layers"):
-            raise InputError(f"layout '{label}': {axis} = {value} must be at least 1")
+            raise InputError(f"{where}: {axis} = {value} must be at least 1")
     if isinstance(stated.get("zero_stage"), int) and int(stated["zero_stage"]) > 3:
-        raise InputError(f"layout '{label}': zero_stage = {stated['zero_stage']} must be 0, 1, 2 or 3")
+        raise InputError(f"{where}: zero_stage = {stated['zero_stage']} must be 0, 1, 2 or 3")
     sizes = {axis: int(stated.get(axis, 1)) for axis in ("tensor_parallel", "pipeline_parallel", "context_parallel")}
     product = int(np.prod(list(sizes.values())))
     stated.setdefault("data_parallel", max(scenario.job.num_gpus // product, 1))
@@ -144,8 +150,11 @@ def check_pins(scenario: Scenario, layout: Layout) -> None:
             raise InputError(f"layout '{layout.label}' has {axis} = {getattr(layout, axis)}, yet {axis} is pinned to {words}")
 
 
-def explain(scenario: Scenario, layout: Layout) -> Explanation:
-    """The ledger of one layout; of an illegal one, why it is illegal and what would be legal."""
+def explain(scenario: Scenario, layout: Layout, layers_per_stage: tuple[int, ...] = ()) -> Explanation:
+    """The ledger of one layout; of an illegal one, why it is illegal and what would be legal.
+
+    ``layers_per_stage``: its split, where that is given; empty: the best one.
+    """
     unpinned = dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={}))
     problem = dataclasses.replace(spec.problem(unpinned), usable_kib=UNLIMITED_KIB)  # memory is judged stage by stage below
     x = columns_of([layout])
@@ -159,7 +168,7 @@ def explain(scenario: Scenario, layout: Layout) -> Explanation:
         broken_rules=broken_rules,
         legal_values={axis: check.legal_values(layout, problem, axis, product="gpu_product" in broken_rules) for axis in axes},
         refused_by={
-            name: [f"{rule.id}: {rule.sentence}" for rule in broken(scenario.job_in(name), layout, name)]
+            name: [reason(rule, layout, scenario.job_in(name)) for rule in broken(scenario.job_in(name), layout, name)]
             for name in FRAMEWORKS
             if name not in accepted
         },
@@ -169,7 +178,7 @@ def explain(scenario: Scenario, layout: Layout) -> Explanation:
     countable = {"gpu_product", "replicas", "batch", "layers", "expert_grid", "experts", "schedule"}
     if countable & set(broken_rules):
         return dataclasses.replace(base, job=scenario.job_in("none"))
-    job, split = costing_job(scenario, layout)
+    job, split = costing_job(scenario, layout, layers_per_stage)
     return _ledger(dataclasses.replace(base, job=job, split=split), x)
 
 

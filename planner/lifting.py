@@ -20,6 +20,7 @@ from planner.fewest import (
     on_gpus,
     with_batch,
 )
+from planner.frameworks import NAMES
 from planner.scenario import Choices, Scenario
 from planner.targets import TARGETS, stated, without
 from planner.units import GIB
@@ -46,7 +47,6 @@ AXIS_WORDS = {
     "recompute_layers": "recomputed layers per chunk",
     "schedule": "schedule",
 }
-FRAMEWORK_WORDS = {"megatron": "Megatron-LM", "torchtitan": "torchtitan", "deepspeed": "DeepSpeed"}
 
 
 @dataclass(frozen=True)
@@ -198,4 +198,4 @@ def framework_words(framework: str) -> str:
     """The rules of a framework choice."""
     if framework == "any":
         return "launchable in Megatron-LM, torchtitan or DeepSpeed"
-    return f"launchable in {FRAMEWORK_WORDS[framework]}"
+    return f"launchable in {NAMES[framework]}"

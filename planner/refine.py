@@ -120,13 +120,16 @@ def split_of(scenario: Scenario, number: int, job: Job, layout: Layout) -> Split
     return best_split(job, layout, even_step_seconds=float(time_of(job, x).total[0]), free_recompute=free)[0]
 
 
-def costing_job(scenario: Scenario, layout: Layout) -> tuple[Job, Split | None]:
-    """The job that a layout is costed under: the stack of the first framework that accepts it, and its best split.
+def costing_job(scenario: Scenario, layout: Layout, layers_per_stage: tuple[int, ...] = ()) -> tuple[Job, Split | None]:
+    """The job that a layout is costed under: the stack of the first framework that accepts it, and its best split or a given one.
 
-    A layout that none accepts is costed under the usual stack, evenly.
+    A layout that none accepts is costed under the stack of the framework that was asked for, evenly.
     """
     number = int(assign(scenario, columns_of([layout]))[1][0])
-    job = jobs_by_framework(scenario).get(number) or scenario.job_in("none")
+    jobs = jobs_by_framework(scenario)
+    job = jobs.get(number) or (next(iter(jobs.values())) if len(jobs) == 1 else scenario.job_in("none"))
+    if layers_per_stage:
+        return with_split(job, layers_per_stage), None
     split = split_of(scenario, number, job, layout)
     return (with_split(job, split.layers_per_stage, split.recomputed_per_stage), split) if split else (job, None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,10 @@ class Request:
     """Raw wishes; None = not stated. Field names are the keys of a scenario file, grouped by its tables."""
 
     # [model]
+    config: str | None = None
+    """A training configuration whose model, cluster and workload hold where nothing else is stated."""
     model: str | None = None
-    """Catalogue name or alias, a Hugging Face config.json, or a model TOML file."""
+    """Catalogue name or alias, a Hugging Face config.json, a training configuration, or a model TOML file."""
     model_shape: str | None = None
     """key=value pairs of a shape, comma-separated."""
     # [cluster]
@@ -105,7 +107,7 @@ class Request:
 
 
 TABLES: dict[str, tuple[str, ...]] = {
-    "model": ("model", "model_shape"),
+    "model": ("config", "model", "model_shape"),
     "cluster": ("num_gpus", "gpu", "cluster", "gpus_per_node", "nic_gbit_per_s", "gpu_memory_gib", "price_usd_per_hour"),
     "workload": (
         "seq_len",
@@ -274,32 +276,64 @@ def is_config(path: Path) -> bool:
     return path.suffix == ".json" or (load.exists(path) and path.is_dir())
 
 
+TRAINING_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".log", ".out", ".txt")
+"""Of training configurations; those in TOML and JSON are told from other files by what they hold."""
+
+
 def find_model(word: str) -> Model:
-    """The model that a catalogue name, a config.json or a TOML file stands for. Raises InputError."""
+    """The model that a catalogue name, a config.json, a training configuration or a TOML file stands for. Raises InputError."""
     path = Path(word)
     if is_config(path):
         from planner.catalogue.huggingface import read_config
 
         return read_config(path)
+    if path.suffix in TRAINING_ENDINGS:
+        return _trained_model(path)
     if "/" in word and path.suffix != ".toml":
         raise InputError(f"no model file '{word}'; give a catalogue name, a config.json or a .toml file")
     return load.find(Model, word)
 
 
-def import_notes(request: Request) -> list[str]:
-    """What was assumed and what was ignored in reading the request's config.json; nothing for other models."""
-    path = Path(request.model or "")
-    if request.model is None or not is_config(path):
-        return []
-    from planner.catalogue.huggingface import read
+def _trained_model(path: Path) -> Model:
+    """The model of a training configuration: the shape that it states, or the catalogue's of the name that it gives."""
+    from planner.frameworks.reading import read_config
 
-    found = read(path)
-    lines = [f"{path}: assumed {line}" for line in found.assumed]
-    return lines + ([f"{path}: not used: {', '.join(found.ignored)}"] if found.ignored else [])
+    found = read_config(path)
+    if found.model is not None:
+        return found.model
+    if found.request.model is None:
+        raise InputError(f"{path}: states no model; name one with --model (see 'planner list models')")
+    return find_model(found.request.model)
+
+
+def import_notes(request: Request) -> list[str]:
+    """What was assumed and what was ignored in reading the request's files, one line each; nothing for catalogue models."""
+    lines: list[str] = []
+    path = Path(request.model or "")
+    if request.model is not None and is_config(path):
+        from planner.catalogue.huggingface import read
+
+        found = read(path)
+        lines = noted(path, found.assumed, found.ignored)
+    if request.config is not None or path.suffix in TRAINING_ENDINGS:
+        from planner.frameworks.reading import read_config
+
+        config = read_config(Path(request.config or path), request.num_gpus)
+        lines += noted(config.path, config.assumed, config.ignored)
+    return lines
+
+
+def noted(path: Path, assumed: Iterable[str], ignored: Sequence[str]) -> list[str]:
+    """What was assumed, a line each, and what was not used."""
+    return [f"{path}: assumed {line}" for line in assumed] + ([f"{path}: not used: {', '.join(ignored)}"] if ignored else [])
 
 
 def make_scenario(request: Request, name: str = "flags") -> Scenario:
     """The scenario of a request, the field's defaults filled in. Raises InputError."""
+    if request.config is not None:
+        from planner.frameworks.reading import read_config
+
+        request = request.over(read_config(Path(request.config), request.num_gpus).request)
     _check_amounts(request)
     if request.model is None and request.model_shape is None:
         raise InputError("model is missing: name one with --model (see 'planner list models') or give --model-shape")

@@ -130,7 +130,7 @@ class Job:
         return dataclasses.replace(self, software=software)
 
 
-FRAMEWORK_CHOICES = ("any", "megatron", "torchtitan", "deepspeed", "none")
+FRAMEWORK_CHOICES = ("any", "megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "none")
 SORTS = ("step", "memory", "cost", "gpu-hours", "goodput")
 
 
@@ -177,6 +177,8 @@ class Scenario:
     price_usd_per_hour: float = 0.0
     profile: Profile = field(default_factory=dict)
     """Constants of the user's own cluster and stack."""
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the training stack that a configuration sets otherwise, whatever the framework."""
     operations: Operations = field(default_factory=lambda: load.find(Operations, DEFAULT_OPERATIONS))
     """What is assumed of failures, checkpoints, evaluation and power."""
 
@@ -188,18 +190,28 @@ class Scenario:
     @cached_property
     def stacks(self) -> Mapping[str, Software]:
         """Framework -> the training stack that its layouts are costed under."""
-        if self.choices.software:
-            chosen = tuned(load.find(Software, self.choices.software), self.profile)
-            return dict.fromkeys(DEFAULT_STACKS, chosen)
-        return {name: tuned(load.find(Software, stack), self.profile) for name, stack in DEFAULT_STACKS.items()}
+        named = dict.fromkeys(DEFAULT_STACKS, self.choices.software) if self.choices.software else DEFAULT_STACKS
+        tuned_stacks = {name: tuned(load.find(Software, stack), self.profile) for name, stack in named.items()}
+        return {name: dataclasses.replace(stack, **self.switches) for name, stack in tuned_stacks.items()}
 
     def job_in(self, framework: str) -> Job:
         """The job under a framework's stack ("none": the physical rules alone)."""
-        return self.job.under(self.stacks[framework])
+        own = self.job.under(self.stacks[framework])
+        return dataclasses.replace(own, sequence_parallel=False) if framework in WITHOUT_SEQUENCE_PARALLEL else own
 
 
+WITHOUT_SEQUENCE_PARALLEL = ("accelerate",)
+"""Frameworks whose tensor groups keep norms and residuals whole. Source: transformers' tensor plans of its models are column-wise
+and row-wise."""
 DEFAULT_OPERATIONS = "today"
-DEFAULT_STACKS = {"megatron": "megatron-core", "torchtitan": "fsdp2", "deepspeed": "deepspeed", "none": "megatron-core"}
+DEFAULT_STACKS = {
+    "megatron": "megatron-core",
+    "torchtitan": "fsdp2",
+    "deepspeed": "deepspeed",
+    "megatron-bridge": "megatron-bridge",
+    "accelerate": "fsdp2-eager",
+    "none": "megatron-core",
+}
 
 
 def make_job(

@@ -15,7 +15,7 @@ from planner.costed import RESERVE, costed
 from planner.difference import Difference, between
 from planner.drivers import changes
 from planner.errors import NoLayoutFits
-from planner.explain import MEMORY_FORMULAS, Explanation, complete_layout, explain
+from planner.explain import MEMORY_FORMULAS, Explanation, explain
 from planner.frameworks.legality import framework_of
 from planner.refine import costing_job, ranking, same_rows
 from planner.scenario import Scenario
@@ -99,16 +99,16 @@ class WhyNot:
         return self.difference.b.step_seconds - self.neighbour.step_seconds
 
 
-def why_not(scenario: Scenario, label: str) -> WhyNot:
-    """The layout of a label against every other: pins and targets of the scenario are lifted, and one full search is made.
+def why_not(scenario: Scenario, layout: Layout, layers_per_stage: tuple[int, ...] = ()) -> WhyNot:
+    """A layout against every other: pins and targets of the scenario are lifted, and one full search is made.
 
-    Raises InputError for a label that cannot be read, or a batch that no number of replicas divides.
+    ``layers_per_stage``: its split, where that is given; empty: its best one. Raises InputError for a batch that no number
+    of replicas divides.
     """
-    layout = complete_layout(scenario, label)
     free = untargeted(dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, pins={})))
-    found = explain(free, layout)
+    found = explain(free, layout, layers_per_stage)
     legal = found.legal
-    around = Surroundings(free, layout, _ranked(free, layout), found.job.software.name if found.accepted_by else "")
+    around = Surroundings(free, layout, _ranked(free, layout), found.job.software.name if found.accepted_by else "", layers_per_stage)
     base = WhyNot(
         scenario=free,
         explanation=found,
@@ -121,7 +121,7 @@ def why_not(scenario: Scenario, label: str) -> WhyNot:
     if not base.feasible:
         short = _shortage(found) if legal else None
         return dataclasses.replace(base, shortage=short, nearest=around.nearest(fits=legal))
-    return dataclasses.replace(base, rank=around.row() + 1, neighbour=around.best_neighbour())
+    return dataclasses.replace(base, rank=around.rank(found), neighbour=around.best_neighbour())
 
 
 def _ranked(scenario: Scenario, layout: Layout) -> Scored:
@@ -161,6 +161,8 @@ class Surroundings:
     """Best first."""
     software: str
     """The stack of the layout; empty where no framework accepts it."""
+    layers_per_stage: tuple[int, ...] = ()
+    """A given split of the layout; empty: its best one."""
 
     @property
     def num_layers(self) -> int:
@@ -173,6 +175,15 @@ class Surroundings:
         if not len(rows):
             raise RuntimeError(f"{self.layout.label} is legal and not out of memory, yet the search did not rank it")
         return int(rows[0])
+
+    def rank(self, found: Explanation) -> int:
+        """The layout's place; under a given split the place that its step and verdict earn among all others' best ones."""
+        if not self.layers_per_stage:
+            return self.row() + 1
+        assert found.step is not None
+        verdict, seconds = self.ranked.verdict, self.ranked.step_seconds
+        ahead = (verdict < found.verdict) | ((verdict == found.verdict) & (seconds < float(found.step.total[0])))
+        return 1 + int(np.sum(ahead & ~same_rows(self.ranked.layouts, self.layout)))
 
     def nearby(self, row: int) -> Nearby:
         """One ranked layout as seen from the layout asked about."""
@@ -213,8 +224,9 @@ class Surroundings:
         """The first of the ranking against the layout; None where nothing is ranked. The layout's sizes must multiply."""
         if not len(self.ranked):
             return None
-        layouts = (self.ranked.layouts.layout(0), self.layout)
-        return between(*(costed(costing_job(self.scenario, layout)[0], layout) for layout in layouts))
+        best = self.ranked.layouts.layout(0)
+        own = costing_job(self.scenario, self.layout, self.layers_per_stage)[0]
+        return between(costed(costing_job(self.scenario, best)[0], best), costed(own, self.layout))
 
 
 def num_changes(layout: Layout, x: Columns, num_layers: int) -> Ints:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from planner import spec
+from planner.explain import complete_layout
 from planner.catalogue import load
 from planner.catalogue.schema import Software
 from planner.cli.terminal import rendered
@@ -419,8 +420,9 @@ def test_faster_wires_and_other_rates_are_judged_on_every_layout_not_on_those_th
 
 def test_a_layout_that_misses_the_target_can_still_be_asked_about() -> None:
     plain = make_scenario(Request(model="llama-3.2-1b", num_gpus=4, global_batch_size=16))
-    answer = why_not(with_targets(plain, max_step_seconds=1e-3), "tp4")
-    assert answer.feasible and answer.rank == why_not(plain, "tp4").rank
+    layout = complete_layout(plain, "tp4")
+    answer = why_not(with_targets(plain, max_step_seconds=1e-3), layout)
+    assert answer.feasible and answer.rank == why_not(plain, layout).rank
 
 
 # What is best

@@ -92,7 +92,7 @@ def answers(seed: int) -> list[WhyNot]:
     """What is answered about the layouts of a random job; empty where its batch suits no replica count."""
     scenario = book(seed).scenario
     try:
-        return [why_not.why_not(scenario, layout.label) for layout in asked(seed)]
+        return [why_not.why_not(scenario, layout) for layout in asked(seed)]
     except InputError:
         return []
 
@@ -199,7 +199,7 @@ def test_every_answer_can_be_printed_and_exported(seed: int) -> None:
 
 def page_of(scenario: Scenario, label: str) -> tuple[WhyNot, str]:
     """The answer and its page, line breaks taken out."""
-    found = why_not.why_not(scenario, label)
+    found = why_not.why_not(scenario, complete_layout(scenario, label))
     return found, " ".join(rendered(why_not_page(found), to_file=True).split())
 
 
@@ -219,9 +219,12 @@ def test_a_layout_that_the_chosen_framework_refuses_is_illegal_and_the_rule_is_t
     narrow = dataclasses.replace(worked_example, choices=dataclasses.replace(worked_example.choices, framework="megatron"))
     found, page = page_of(narrow, "tp8-pp4-zero3")
     assert not found.legal
-    assert "megatron refuses it by M20: zero_stage 2 and 3 need pipeline_parallel = 1 torchtitan would accept it" in page
+    assert (
+        "megatron refuses it by M20: zero_stage 2 and 3 need pipeline_parallel = 1; here zero_stage = 3 with pipeline_parallel = 4" in page
+    )
+    assert "(legal zero_stage: 0, 1; legal pipeline_parallel: 1) torchtitan would accept it" in page
     assert found.nearest is not None and found.nearest.changes == ["zero_stage 3 -> 1"]
-    assert why_not.why_not(worked_example, "tp8-pp4-zero3").legal
+    assert why_not.why_not(worked_example, complete_layout(worked_example, "tp8-pp4-zero3")).legal
 
 
 def test_sizes_that_do_not_multiply_still_have_a_nearest_layout(worked_example: Scenario) -> None:
@@ -244,7 +247,7 @@ def test_a_layout_out_of_memory_says_by_how_much_where_and_what_fits(worked_exam
 
 def test_another_stack_is_said_among_the_changes() -> None:
     scenario = make_scenario(Request(model="mixtral-8x7b", num_gpus=64))
-    sharded = why_not.why_not(scenario, "tp2-pp2-ep8-zero1")
+    sharded = why_not.why_not(scenario, complete_layout(scenario, "tp2-pp2-ep8-zero1"))
     assert sharded.feasible
     around = why_not.Surroundings(scenario, sharded.layout, search(scenario).ranked, "megatron-core")
     rows = [row for row in range(200) if around.nearby(row).software != "megatron-core"]
@@ -271,7 +274,7 @@ def test_a_feasible_layout_is_told_its_rank_and_where_its_seconds_go(worked_exam
 def test_pins_are_lifted_and_those_that_exclude_the_layout_are_told(worked_example: Scenario) -> None:
     pinned = dataclasses.replace(worked_example, choices=dataclasses.replace(worked_example.choices, pins={"tensor_parallel": (4, 8)}))
     found, page = page_of(pinned, "tp2-pp8-full")
-    free = why_not.why_not(worked_example, "tp2-pp8-full")
+    free = why_not.why_not(worked_example, complete_layout(worked_example, "tp2-pp8-full"))
     assert found.outside_pins == ["tensor_parallel = 2 is not among the pinned 4, 8"] and found.outside_pins[0] in page
     assert found.rank == free.rank and found.num_ranked == free.num_ranked and free.outside_pins == []
 
@@ -283,7 +286,7 @@ def test_where_nothing_fits_there_is_no_nearest() -> None:
     found, page = page_of(scenario, "tp4-pp4")
     assert found.legal and not found.feasible and found.nearest is None and found.winner is None
     assert "no layout of this model fits these GPUs at all" in page
-    assert not why_not.why_not(scenario, "tp16").legal
+    assert not why_not.why_not(scenario, complete_layout(scenario, "tp16")).legal
 
 
 def test_one_question_is_one_search(worked_example: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +299,7 @@ def test_one_question_is_one_search(worked_example: Scenario, monkeypatch: pytes
     monkeypatch.setattr(why_not, "search", counted)
     for label in ("tp16-pp2", "tp8-pp4", "tp1-pp4"):
         scenarios.clear()
-        why_not.why_not(worked_example, label)
+        why_not.why_not(worked_example, complete_layout(worked_example, label))
         assert len(scenarios) == 1
 
 
@@ -307,7 +310,7 @@ def test_the_same_question_gives_the_same_bytes(worked_example: Scenario) -> Non
 
 def test_a_label_that_cannot_be_read_is_bad_input(worked_example: Scenario) -> None:
     with pytest.raises(InputError, match="'tq8' is no part of a layout label"):
-        why_not.why_not(worked_example, "tq8")
+        why_not.why_not(worked_example, complete_layout(worked_example, "tq8"))
     assert complete_layout(worked_example, "tp8").data_parallel == 256
 
 
@@ -317,7 +320,7 @@ def test_the_pick_of_a_search_is_the_first_under_the_split_that_the_search_gave_
     shortlist = refined(search(scenario), 10)
     label = shortlist.rows.layouts.layout(0).label
     assert shortlist.splits[0] is not None
-    found = why_not.why_not(scenario, label)
+    found = why_not.why_not(scenario, complete_layout(scenario, label))
     pinned = explain(scenario, complete_layout(scenario, label))
     assert pinned.split is not None and pinned.split.layers_per_stage == shortlist.splits[0].layers_per_stage
     assert pinned.step is not None and pinned.step.total[0] == pytest.approx(shortlist.rows.step_seconds[0], rel=1e-12)

@@ -328,6 +328,8 @@ class Software:
     """Bytes per parameter of ZeRO-3's sharded weights; 0 in a file means weight_bytes. FSDP keeps fp32 shards."""
     sharded_gradients: bool = True
     """Whether ZeRO-2 and 3 shard gradients."""
+    surplus_first: bool = False
+    """Layers that do not divide go to the first stages, not to the middle ones: the stack cuts its pipelines itself."""
     pipeline_whole_gradients: bool = False
     """With pipeline stages gradients accumulate unsharded whatever the ZeRO stage, and are reduced once per step."""
     lazy_gradients: bool = False

@@ -7,8 +7,10 @@ from typing import NoReturn
 import click
 
 from planner.cli.accuracy_commands import calibrate, validate
+from planner.cli.check_command import check_command
 from planner.cli.diff_command import diff
 from planner.cli.explain_command import explain
+from planner.cli.export_command import export_command
 from planner.cli.list_command import list_command
 from planner.cli.min_gpus_command import min_gpus_command
 from planner.cli.options import CONTEXT
@@ -25,7 +27,20 @@ def planner() -> None:
     """Finds the fastest parallel layout for training a large language model: every one, proven, explained."""
 
 
-for command in (search_command, explain, why, diff, sensitivity, sweep_command, min_gpus_command, validate, calibrate, list_command):
+for command in (
+    search_command,
+    explain,
+    check_command,
+    export_command,
+    why,
+    diff,
+    sensitivity,
+    sweep_command,
+    min_gpus_command,
+    validate,
+    calibrate,
+    list_command,
+):
     planner.add_command(command)
 
 

@@ -88,7 +88,8 @@ class Values(click.ParamType[Any]):
 
 REQUEST_OPTIONS: tuple[Callable[..., Any], ...] = (
     click.option("--scenario", "scenario_word", metavar="NAME|FILE", help="A file of scenarios/ or a path; flags override it."),
-    click.option("--model", help="Catalogue name or alias (70b), a Hugging Face config.json, or a model .toml."),
+    click.option("--from", "config", metavar="FILE", help="Model, cluster and workload of a training configuration; flags override."),
+    click.option("--model", help="Catalogue name or alias (70b), a config.json, a training configuration, or a model .toml."),
     click.option("--model-shape", metavar="KEY=V,..", help="Any other shape: layers=..,hidden=..,heads=..,ffn=..,vocab=.."),
     click.option("--gpus", "num_gpus", type=Count(), help="Number of GPUs."),
     click.option("--gpu", help="Accelerator  [default: h100-sxm-80gb]"),
@@ -146,12 +147,25 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def open_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what a configuration leaves open: all that make a scenario but --from, for the file is named already."""
+    command = request_options(command)
+    options = command.__click_params__  # type: ignore[attr-defined]
+    options[:] = [option for option in options if option.name != "config"]
+    return command
+
+
+def request_of(scenario_word: str | None, wishes: dict[str, Any]) -> tuple[Request, str]:
+    """What was asked for in a file, flags, or both, and the name of the question."""
+    if scenario_word is None:
+        return Request(**wishes), "flags"
+    path = scenario_path(scenario_word)
+    return Request(**wishes).over(read_request(path)), path.stem
+
+
 def scenario_of(scenario_word: str | None, wishes: dict[str, Any]) -> Scenario:
     """The scenario of a file, flags, or both; what an imported config left open is told on standard error."""
-    request, name = Request(**wishes), "flags"
-    if scenario_word is not None:
-        path = scenario_path(scenario_word)
-        request, name = request.over(read_request(path)), path.stem
+    request, name = request_of(scenario_word, wishes)
     scenario = make_scenario(request, name=name)
     for line in import_notes(request):
         click.echo(line, err=True)

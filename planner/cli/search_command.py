@@ -36,6 +36,7 @@ FORMATS = ("table", "csv", "json", "markdown")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.option("--output", type=OutputPath(), help="Write the result there instead of printing it.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Also write the CSV for review.")
+@click.option("--export", "folder", type=click.Path(path_type=Path), help="Also write the first layout as launchable files there.")
 @click.option("--all", "every", is_flag=True, help="The CSV holds every layout of the space, rejected ones with their reason.")
 def search_command(
     scenario_word: str | None,
@@ -48,6 +49,7 @@ def search_command(
     style: str,
     output: Path | None,
     csv_path: Path | None,
+    folder: Path | None,
     every: bool,
     **wishes: Any,
 ) -> None:
@@ -60,6 +62,8 @@ def search_command(
     from planner.report.write import write_atomically
 
     check_outputs(style, output, csv_path, every)
+    if folder is not None and wishes["framework"] == "none":
+        raise InputError("--export needs a framework: leave --framework out, or name one that launches layouts")
     pages = style in ("table", "json")
     wanted = Wanted(
         sort=sort,
@@ -88,10 +92,22 @@ def search_command(
     if csv_path is not None:
         write_atomically(csv_path, rows())
         click.echo(f"wrote {csv_path}", err=True)
+    if folder is not None and found.feasible:
+        export_first(found, folder)
     if output is None:
         emit(page, None, code=0 if found.feasible else 1)
     if not found.feasible:
         click.get_current_context().exit(1)
+
+
+def export_first(found: Answer, folder: Path) -> None:
+    """Writes the first layout for the framework whose stack it is costed under."""
+    from planner.export import export, write
+    from planner.frameworks.legality import framework_of
+
+    rows, scenario = found.shortlist.rows, found.result.scenario
+    for path in write(export(scenario, framework_of(int(rows.stack[0])), rows.layouts.layout(0)), folder):
+        click.echo(f"wrote {path}", err=True)
 
 
 def check_outputs(style: str, output: Path | None, csv_path: Path | None, every: bool) -> None:

@@ -26,10 +26,11 @@ def why(scenario_word: str | None, label: str | None, style: str, output: Path |
     scenario = scenario_of(scenario_word, wishes)
     content: dict[str, Any]
     if label is not None:
+        from planner.explain import complete_layout
         from planner.report.why_not_text import why_not_json, why_not_page
         from planner.why_not import why_not
 
-        refused = why_not(scenario, label)
+        refused = why_not(scenario, complete_layout(scenario, label))
         page, content, feasible = why_not_page(refused), why_not_json(refused), refused.feasible
     else:
         from planner.report.why_text import why_json, why_page

@@ -25,6 +25,12 @@ def chunk_sizes(num_layers: int, chunks: int) -> Ints:
     return np.array(even_chunks(num_layers, chunks), dtype=np.int64)
 
 
+def even_sizes(job: Job, chunks: int) -> Ints:
+    """Layers of each chunk where nobody states a split: as the stack cuts them, the surplus in the first or the middle ones."""
+    sizes = chunk_sizes(job.model.num_layers, chunks)
+    return np.sort(sizes)[::-1] if job.software.surplus_first else sizes
+
+
 def stage_of_chunk(pipeline: int, per_stage: int, v_shaped: bool) -> Ints:
     """The stage that holds each chunk: round robin, or there and back in a V.
 
@@ -73,7 +79,7 @@ def joined(parts: list[Stages]) -> Stages:
 
 def all_stages(job: Job, pipeline: int, per_stage: int, v_shaped: bool) -> Stages:
     """Every stage of one pipeline, first stage first: arrays of shape (pipeline,). A stated split wins over the even one."""
-    sizes = chunk_sizes(job.model.num_layers, pipeline * per_stage)
+    sizes = even_sizes(job, pipeline * per_stage)
     if len(job.layers_per_stage) == pipeline:
         of_stage = [iter(chunk_sizes(count, per_stage)) for count in job.layers_per_stage]
         sizes = np.array([next(of_stage[stage]) for stage in stage_of_chunk(pipeline, per_stage, v_shaped)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.calibrate import IDENTIFIED, PARTLY, Calibration
-from planner.validate import NOISY
+from planner.units import GIB
+from planner.validate import NOISY, Prediction
 
 
 def percent(value: float | None) -> str:
@@ -83,6 +84,19 @@ def validation_page(report: Mapping[str, Any]) -> RenderableType:
 def validation_frame(report: Mapping[str, Any]) -> pd.DataFrame:
     """One row per run."""
     return pd.DataFrame(report["rows"])
+
+
+def peaks_table(predictions: Sequence[Prediction]) -> Table:
+    """Measured peaks of memory and the predictions of them, which no fit moves."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold underline")
+    table.add_column("memory of")
+    for head in ("measured GiB", "predicted GiB", "error %"):
+        table.add_column(head, justify="right")
+    table.add_column("of what")
+    for p in predictions:
+        cells = [f"{p.run.peak_bytes / GIB:.2f}", f"{p.memory_bytes / GIB:.2f}", f"{p.memory_error * 100:+.1f}"]
+        table.add_row(p.run.id, *cells, p.run.memory_kind)
+    return table
 
 
 def calibration_page(found: Calibration) -> RenderableType:

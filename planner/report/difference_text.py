@@ -15,7 +15,6 @@ from planner.cost.memory import OUT_OF_MEMORY, VERDICTS
 from planner.costed import RESERVE, Costed
 from planner.difference import Comparison, Difference, Part, main_cause, reasons
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
-from planner.frameworks.legality import framework_of, jobs_by_framework
 from planner.report.ledger import ledger_json
 from planner.report.text import STYLE, illegal_lines, scenario_line
 from planner.scenario import Scenario
@@ -36,18 +35,7 @@ def comparison_page(scenario: Scenario, found: Comparison) -> RenderableType:
 
 def refused_lines(found: Explanation) -> list[str]:
     """Why a layout is not legal: its label, the broken rules with the legal values, and who refuses it."""
-    return [f"layout {found.layout.label} is not legal:", *illegal_lines(found), *narrowed_lines(found)]
-
-
-def narrowed_lines(found: Explanation) -> list[str]:
-    """The rules of the chosen framework that a layout breaks which another framework would accept."""
-    if not found.accepted_by or found.scenario.choices.framework == "none":
-        return []
-    in_play = [framework_of(number) for number in jobs_by_framework(found.scenario)]
-    if set(in_play) & set(found.accepted_by):
-        return []
-    lines = [f"{name} refuses it by {rule}" for name in in_play for rule in found.refused_by.get(name, [])]
-    return [*lines, f"  {', '.join(found.accepted_by)} would accept it"]
+    return [f"layout {found.layout.label} is not legal:", *illegal_lines(found)]
 
 
 def difference_page(scenario: Scenario, found: Difference) -> RenderableType:

@@ -12,13 +12,13 @@ import pandas as pd
 from planner.answer import Answer
 from planner.cost import flops
 from planner.cost.memory import VERDICTS
-from planner.cost.stages import chunk_sizes
+from planner.cost.stages import even_sizes
 from planner.frameworks.legality import framework_names, framework_of, jobs_by_framework
 from planner.frameworks.megatron import pipeline_layout
 from planner.operations import goodput, run_of, usd_per_billion_tokens
 from planner.refine import Shortlist
 from planner.report.robustness_text import robustness_columns
-from planner.scenario import Job, Scenario
+from planner.scenario import Scenario
 from planner.search import Scored
 from planner.split import Split
 from planner.uncertainty import band
@@ -79,20 +79,20 @@ def shortlist_frame(scenario: Scenario, shortlist: Shortlist) -> pd.DataFrame:
     """The shortlist with ranks, bands and uneven splits."""
     frame = with_bands(scenario, shortlist.rows, layouts_frame(scenario, shortlist.rows))
     frame.insert(0, "rank", np.arange(1, len(frame) + 1))
-    return frame.assign(**split_columns(scenario.job, shortlist))
+    return frame.assign(**split_columns(scenario, shortlist))
 
 
-def chunk_layout(job: Job, shortlist: Shortlist, row: int) -> str:
+def chunk_layout(scenario: Scenario, shortlist: Shortlist, row: int) -> str:
     """Megatron's pipeline layout where the layers do not divide by stages and chunks; empty where plain flags do."""
-    layout, split = shortlist.rows.layouts.layout(row), shortlist.splits[row]
+    layout, split, job = shortlist.rows.layouts.layout(row), shortlist.splits[row], shortlist.job(scenario, row)
     chunks = layout.pipeline_parallel * layout.virtual_pipeline
     if split is None and (layout.pipeline_parallel == 1 or job.model.num_layers % chunks == 0):
         return ""
-    sizes = split.chunks if split else [int(size) for size in chunk_sizes(job.model.num_layers, chunks)]
+    sizes = split.chunks if split else even_sizes(job, chunks).tolist()
     return pipeline_layout(sizes, job.num_mtp_layers)
 
 
-def split_columns(job: Job, shortlist: Shortlist) -> dict[str, list[Any]]:
+def split_columns(scenario: Scenario, shortlist: Shortlist) -> dict[str, list[Any]]:
     """What an uneven split adds to each row; empty cells where the even split is as good."""
 
     def column(of: Callable[[Split], Any], empty: Any = "") -> list[Any]:
@@ -101,7 +101,7 @@ def split_columns(job: Job, shortlist: Shortlist) -> dict[str, list[Any]]:
     return {
         "layers_per_stage": column(lambda split: "-".join(map(str, split.layers_per_stage))),
         "recomputed_per_stage": column(lambda split: "-".join(map(str, split.recomputed_per_stage))),
-        "pipeline_layout": [chunk_layout(job, shortlist, row) for row in range(len(shortlist.splits))],
+        "pipeline_layout": [chunk_layout(scenario, shortlist, row) for row in range(len(shortlist.splits))],
         "even_step_seconds": column(lambda split: split.even_step_seconds, float("nan")),
         "split_gap": column(lambda split: split.gap, float("nan")),
     }

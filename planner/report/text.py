@@ -18,6 +18,8 @@ from planner.answer import Answer
 from planner.cost import parameters
 from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
+from planner.frameworks import NAMES
+from planner.frameworks.legality import framework_of, jobs_by_framework
 from planner.refine import Proof, Shortlist
 from planner.report.operations_text import operations_lines
 from planner.report.robustness_text import robustness_lines
@@ -87,9 +89,13 @@ def shortlist_table(frame: pd.DataFrame) -> Table:
         styled = [Text(cell) for cell in cells] + [Text(SHORT_VERDICT[verdict], style=STYLE[verdict])]
         if money:
             styled += [Text(f"{row['total_days']:.3g}"), Text("$" + money_cell(row["cost_usd"]))]
-        styled.append(Text("".join(name[0].upper() for name in str(row["frameworks"]).split("+")) if row["frameworks"] != "none" else "-"))
+        styled.append(Text("".join(LETTERS[name] for name in str(row["frameworks"]).split("+")) if row["frameworks"] != "none" else "-"))
         table.add_row(*styled)
     return table
+
+
+LETTERS = {"megatron": "M", "torchtitan": "T", "deepspeed": "D", "megatron-bridge": "B", "accelerate": "A"}
+"""Of the column that says which frameworks accept a layout."""
 
 
 def legend(scenario: Scenario) -> str:
@@ -102,7 +108,7 @@ def legend(scenario: Scenario) -> str:
         f"limit / near it / {scenario.job.physics.oom_sigmas:g} above. Z: ZeRO stage. VP: chunks per stage "
         "(g gpipe, z zero-bubble V, d DualPipeV). PP *: uneven chunks or stages "
         "(CSV: pipeline_layout). tok/s: tokens per second and GPU. com%: exposed communication. "
-        "in: M Megatron-LM, T torchtitan, D DeepSpeed accept it."
+        f"in: accepted by {', '.join(f'{letter} {NAMES[name]}' for name, letter in LETTERS.items())}."
     )
 
 
@@ -237,10 +243,15 @@ def illegal_lines(found: Explanation) -> list[str]:
         if values and len(values) <= 64:
             words = [WORDS[axis][value] if axis in WORDS else str(value) for value in values]
             lines.append(f"  legal {axis}, all else kept: {', '.join(words)}")
-    if not found.legal and not found.broken_rules:
-        for framework, rules in found.refused_by.items():
-            lines += [f"{framework} refuses it by {rule}" for rule in rules]
-    return lines
+    return lines if found.legal else lines + refusal_lines(found)
+
+
+def refusal_lines(found: Explanation) -> list[str]:
+    """The rules by which the frameworks that the search may use refuse a layout, and which others would accept it."""
+    in_play = [framework_of(number) for number in jobs_by_framework(found.scenario)]
+    lines = [f"{name} refuses it by {rule}" for name in in_play for rule in found.refused_by.get(name, [])]
+    others = [name for name in found.accepted_by if name not in in_play]
+    return lines + ([f"  {', '.join(others)} would accept it"] if others else [])
 
 
 def ledger_page(found: Explanation) -> RenderableType:

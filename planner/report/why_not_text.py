@@ -9,7 +9,7 @@ from rich.text import Text
 
 from planner.cost.memory import VERDICTS
 from planner.difference import main_cause
-from planner.report.difference_text import MEANING, cause_texts, difference_json, narrowed_lines, step_parts_table
+from planner.report.difference_text import MEANING, cause_texts, difference_json, step_parts_table
 from planner.report.ledger import ledger_json
 from planner.report.text import STYLE, illegal_lines, scenario_line
 from planner.units import GIB, four, nine_digits, three
@@ -24,7 +24,9 @@ def why_not_page(found: WhyNot) -> RenderableType:
     parts: list[RenderableType] = [Text(scenario_line(found.scenario)), Text(f"layout {found.layout.label}"), Text("")]
     parts += [Text(f"the pins exclude it: {line}", style="yellow") for line in found.outside_pins]
     if found.feasible:
-        parts += _feasible(found)
+        parts += feasible_texts(found)
+        if found.rank != 1 and found.difference is not None:
+            parts += [Text(""), step_parts_table(found.difference, "first", "this")]
     elif found.legal:
         parts += _out_of_memory(found)
     else:
@@ -35,8 +37,8 @@ def why_not_page(found: WhyNot) -> RenderableType:
 def _illegal(found: WhyNot) -> list[RenderableType]:
     """Rules with their numbers, legal values and refusals; the nearest layout that works; what it would cost if it were legal."""
     lines: list[RenderableType] = [Text("not legal:", style="red")]
-    lines += [Text(line) for line in [*illegal_lines(found.explanation), *narrowed_lines(found.explanation)]]
-    lines += [Text(""), *_nearest_texts(found, "the nearest legal layout")]
+    lines += [Text(line) for line in illegal_lines(found.explanation)]
+    lines += [Text(""), *nearest_texts(found, "the nearest legal layout")]
     if found.difference is not None and found.winner is not None:
         mine = found.difference.b
         lines.append(
@@ -63,10 +65,10 @@ def _out_of_memory(found: WhyNot) -> list[RenderableType]:
     ]
     for part, size in list(short.parts.items())[:MOST_PARTS]:
         lines.append(Text(f"  {part} {size / GIB:.1f} GiB: {MEANING[part]}"))
-    return [*lines, Text(""), *_nearest_texts(found, "the nearest layout that fits")]
+    return [*lines, Text(""), *nearest_texts(found, "the nearest layout that fits")]
 
 
-def _feasible(found: WhyNot) -> list[RenderableType]:
+def feasible_texts(found: WhyNot) -> list[RenderableType]:
     """Rank, loss against the winner part by part, and the best single change."""
     assert found.difference is not None and found.winner is not None and found.rank is not None
     mine = found.difference.b
@@ -89,8 +91,7 @@ def _feasible(found: WhyNot) -> list[RenderableType]:
     )
     if mine.verdict > best.verdict:
         lines.append(Text("layouts that fit rank before those at risk of running out of memory"))
-    lines += [*_neighbour_texts(found), Text(""), *cause_texts(found.difference), Text("")]
-    return [*lines, step_parts_table(found.difference, "first", "this")]
+    return [*lines, *_neighbour_texts(found), Text(""), *cause_texts(found.difference)]
 
 
 def _than_winner(found: WhyNot) -> str:
@@ -101,7 +102,7 @@ def _than_winner(found: WhyNot) -> str:
     return f"{three(abs(seconds))} s ({abs(seconds) / best:.1%}) {word} than the first"
 
 
-def _nearest_texts(found: WhyNot, what: str) -> list[RenderableType]:
+def nearest_texts(found: WhyNot, what: str) -> list[RenderableType]:
     """The nearest layout with what changes, its rank and step."""
     near = found.nearest
     if near is None:

@@ -1,0 +1,169 @@
+"""Reads YAML files of Megatron-Bridge and NeMo, plain or as dotted overrides, by way of Megatron's own fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from planner.frameworks.bridge_keys import MIXED, MODEL, OTHERS, STRATEGY, TRAINER_PRECISIONS, ZERO_ONE, key_of
+from planner.frameworks.config import Config
+from planner.frameworks.files import Source, shown, truth, whole_number, word_of
+from planner.frameworks.megatron_config import config_of
+from planner.frameworks.megatron_read import settings_of_fields
+from planner.frameworks.reading import Reader
+
+KIND = "Megatron-Bridge or NeMo configuration in YAML"
+TELLING = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size"),
+    *("virtual_pipeline_model_parallel_size", "activations_checkpoint_granularity"),
+)
+"""Keys of the model, one of which every such file states."""
+MOST_KEYS = 5_000
+MOST_DEPTH = 12
+
+
+def is_bridge(source: Source) -> bool:
+    """Whether a YAML file has a model's table, or a strategy's, with Megatron's parallel sizes."""
+    if source.data is None or source.ending not in (".yaml", ".yml"):
+        return False
+    keys = {key for key, _ in leaves(source.data)}
+    return any(f"{table}.{name}" in keys for table in ("model", "trainer.strategy", "strategy") for name in TELLING)
+
+
+def leaves(data: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Dotted keys with their values; lists are values."""
+    for key, value in list(data.items())[:MOST_KEYS]:
+        name = f"{prefix}{key}" if isinstance(key, (str, int)) else ""
+        if isinstance(value, dict) and depth < MOST_DEPTH:
+            yield from leaves(value, f"{name}.", depth + 1)
+        elif name:
+            yield name, value
+
+
+def read_bridge(source: Source, num_gpus: int | None = None) -> Config:
+    """What the file says. Raises InputError."""
+    stated: dict[str, Any] = {}
+    unknown: list[str] = []
+    told: dict[str, str] = {}
+    raw: dict[str, Any] = {}
+    for place, (name, value) in enumerate(leaves(source.data or {})):
+        if place > MOST_KEYS:
+            raise source.fail(f"holds more than {MOST_KEYS:,} keys")
+        if value is None:
+            continue
+        for field, found in fields_of(source, name, value):
+            if told.get(field) and stated.get(field) != found:
+                raise source.fail(f"{name} = {shown(found)} contradicts {told[field]} = {shown(stated[field])}: both state the same")
+            stated[field], told[field], raw[name] = found, name, value
+        if not known(name):
+            unknown.append(name)
+    settings, assumed = _completed(source, settings_of_fields(source, stated))
+    found_config = config_of(source, KIND, settings, num_gpus, framework="megatron-bridge")
+    read = tuple(dict.fromkeys(f"{name} {_text(raw[name])}" for name in told.values()))
+    more = f" and {len(unknown) - 40} more" if len(unknown) > 40 else ""
+    ignored = tuple(line for line in found_config.ignored if "not modelled" in line)
+    left = (f"{', '.join(key[:60] for key in unknown[:40])}{more}",) if unknown else ()
+    return dataclasses.replace(found_config, read=read, assumed=(*found_config.assumed, *assumed), ignored=(*ignored, *left))
+
+
+def _text(value: Any) -> str:
+    return shown(value).strip("'") if not isinstance(value, list) else "(a list)"
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """The table of a dotted key, and the key in it.
+
+    >>> split_key("model.num_layers"), split_key("trainer.strategy.sequence_parallel"), split_key("model.optim.name")
+    (('model', 'num_layers'), ('strategy', 'sequence_parallel'), ('optim', 'name'))
+    """
+    pieces = name.split(".")
+    return (pieces[-2] if len(pieces) > 1 else "", pieces[-1])
+
+
+SPECIAL = (
+    *("ddp.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"),
+    *("trainer.num_nodes", "trainer.devices", "trainer.precision", "mixed_precision", "model.activation", "model.mcore_gpt"),
+)
+SHARED_NAMES = ("model.share_embeddings_and_output_weights", "model.tie_word_embeddings")
+
+
+def known(name: str) -> bool:
+    """Whether a key is read."""
+    table, key = split_key(name)
+    if name in SPECIAL or name in SHARED_NAMES or (table == "optim" and key == "name"):
+        return True
+    return key in tables().get(table, {})
+
+
+def tables() -> Mapping[str, Mapping[str, str]]:
+    """Every table with the keys that are read of it."""
+    return {**OTHERS, "model": MODEL, "strategy": STRATEGY, "config": OTHERS["optimizer"], "mixed_precision": {"grad_reduce_in_fp32": ""}}
+
+
+def fields_of(source: Source, name: str, value: Any) -> list[tuple[str, Any]]:
+    """Megatron's fields that a key states, with their values. Raises InputError."""
+    table, key = split_key(name)
+    if name in SHARED_NAMES:
+        return [("untie_embeddings_and_output_weights", not truth(source, name, value))]
+    if name == "mixed_precision":
+        return list(MIXED[word_of(source, name, value, MIXED)])
+    if name == "mixed_precision.grad_reduce_in_fp32" or name == "ddp.grad_reduce_in_fp32":
+        return [] if truth(source, name, value) else [("grad_reduce_in_bf16", True)]
+    if name == "trainer.num_nodes":
+        return [("num_nodes", whole_number(source, name, value))]
+    if name == "trainer.devices":
+        return [("gpus_per_node", whole_number(source, name, value))] if not isinstance(value, list) else [("gpus_per_node", len(value))]
+    if name == "trainer.precision":
+        return [(TRAINER_PRECISIONS[str(value)], True)] if str(value) in TRAINER_PRECISIONS else []
+    if name == "model.activation":
+        return [("swiglu", str(value).removeprefix("fast-") in ("swiglu", "geglu", "reglu"))]
+    if table == "optim" and key == "name":
+        return _optimizer(str(value))
+    field = tables().get(table, {}).get(key)
+    return _field(source, name, field, value) if field else []
+
+
+def _field(source: Source, name: str, field: str, value: Any) -> list[tuple[str, Any]]:
+    if field == "normalization":
+        return [(field, "RMSNorm" if str(value).lower() == "rmsnorm" else "LayerNorm")]
+    if field in ("recompute_granularity", "recompute_method") and value in ("null", "none", ""):
+        return []
+    if field == "fp8" and isinstance(value, bool):
+        return [("fp8", "hybrid")] if value else []
+    if field == "pipeline_model_parallel_layout" and not isinstance(value, (str, list)):
+        raise source.fail(f"{name} = {shown(value)} must be a string such as 'Et*2|t*2L' or a list of lists")
+    return [(field, value)]
+
+
+def _optimizer(word: str) -> list[tuple[str, Any]]:
+    """What an optimizer's name of NeMo says."""
+    short = re.sub(r"^(distributed_)?(fused_)?", "", word)
+    found: list[tuple[str, Any]] = [("use_distributed_optimizer", True)] if word in ZERO_ONE else []
+    return [*found, ("optimizer", {"adam": "adam", "adamw": "adam", "mcore_distributed_optim": "adam"}.get(short, short))]
+
+
+def _completed(source: Source, settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The settings with what follows from others, and what recipes have where a file of overrides states nothing."""
+    found, assumed = dict(settings), []
+    nodes, each = found.pop("num_nodes", None), found.get("gpus_per_node")
+    if nodes and each:
+        found["world_size"] = nodes * each
+    virtual = found.get("virtual_pipeline_model_parallel_size")
+    if virtual is not None:
+        found["virtual_pipeline_model_parallel_size"] = whole_number(source, "virtual_pipeline_model_parallel_size", virtual)
+    if found.get("use_megatron_fsdp"):
+        found.setdefault("ckpt_format", "fsdp_dtensor")
+    for field, meaning in RECIPES_HAVE.items():
+        if field not in found and "optimizer" not in found:
+            found[field] = True
+            assumed.append(f"{key_of(field)} is not stated: on, as in the recipes ({meaning})")
+    return found, assumed
+
+
+RECIPES_HAVE = {"use_distributed_optimizer": "zero_stage 1", "overlap_grad_reduce": "reduction overlaps with compute"}
+"""Switches that every recipe has on. A file that states its optimizer states them too."""
+
+
+READERS = (Reader(KIND, is_bridge, read_bridge),)

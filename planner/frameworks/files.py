@@ -1,0 +1,170 @@
+"""Opens a file that people have: small, text, parsed as data by its ending. Nothing in it is ever run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.errors import InputError, nearest
+
+MAX_BYTES = {".yaml": 1 << 20, ".yml": 1 << 20}
+"""YAML is slow to parse; no configuration is this large."""
+MAX_OTHER_BYTES = 4 << 20
+LOG_ENDINGS = (".log", ".out")
+"""Logs may be long: their head holds the arguments."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file's text, and what it says where it is JSON, TOML or YAML."""
+
+    path: Path
+    text: str
+    data: dict[str, Any] | None = None
+
+    @property
+    def ending(self) -> str:
+        """The file's ending in lower case, with its dot; "" where it has none."""
+        return self.path.suffix.lower()
+
+    def fail(self, message: str) -> InputError:
+        """The error to raise: the file's name and what is wrong with it."""
+        return InputError(f"{self.path}: {message}")
+
+
+def open_source(path: Path) -> Source:
+    """The file of a path. Raises InputError, one line, for what cannot be read, is too large, binary, or not what its ending says."""
+    text = read_text(path)
+    parse = PARSERS.get(path.suffix.lower())
+    if parse is None:
+        return Source(path, text)
+    data = parse(path, text)
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: holds {_kind(data)}, must hold keys with values")
+    return Source(path, text, data)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, of a log its head. Raises InputError."""
+    ending = path.suffix.lower()
+    most = MAX_BYTES.get(ending, MAX_OTHER_BYTES)
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; name a file")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is a pipe or device, not a file")
+        with path.open("rb") as file:
+            raw = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if len(raw) > most and ending not in LOG_ENDINGS:
+        raise InputError(f"{path}: larger than {most >> 20} MiB, so not a configuration")
+    if b"\0" in raw[:most]:
+        raise InputError(f"{path}: not a text file: it holds zero bytes")
+    try:
+        text = raw[:most].decode("utf-8-sig", errors="strict" if len(raw) <= most else "ignore")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file in UTF-8") from None
+    if not text.strip():
+        raise InputError(f"{path}: is empty")
+    return text
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not valid JSON: line {error.lineno}: {error.msg}") from None
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
+        raise InputError(f"{path}: not valid JSON: nested too deeply, or a number too long") from None
+
+
+def _toml(path: Path, text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path}: not valid TOML: nested too deeply") from None
+
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Plain types alone, and fast where libyaml is there."""
+
+
+def _yaml(path: Path, text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=LOADER)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise InputError(f"{path}: not valid YAML: {where}{getattr(error, 'problem', None) or 'it cannot be read'}") from None
+    except (RecursionError, ValueError):
+        raise InputError(f"{path}: not valid YAML: nested too deeply, or a value that is none") from None
+
+
+PARSERS = {".json": _json, ".toml": _toml, ".yaml": _yaml, ".yml": _yaml}
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "a table", list: "a list", str: "a text", type(None): "nothing"}
+    return kinds.get(type(value), "a single value")
+
+
+def shown(value: Any) -> str:
+    """A file's value in an error message, in a few characters: containers by their kind, for an alias may unfold to any size.
+
+    >>> shown([1]), shown("auto"), shown(True), shown(None)
+    ('a list', "'auto'", 'true', 'null')
+    """
+    if isinstance(value, (dict, list)):
+        return _kind(value)
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else ascii(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def whole_number(source: Source, key: str, value: Any, *, least: int = 1, most: int = 1 << 40) -> int:
+    """A file's value as a whole number; texts of digits count, as flags are texts. Raises InputError with key, value and what is legal."""
+    number = value
+    if isinstance(value, str):
+        digits = value.strip().replace("_", "")
+        number = int(digits) if digits.lstrip("-").isdigit() and digits.isascii() and len(digits) < 20 else value
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+        raise source.fail(f"{key} = {shown(value)} must be a whole number from {least} to {most:,}")
+    return number
+
+
+def truth(source: Source, key: str, value: Any) -> bool:
+    """A file's value as yes or no. Raises InputError."""
+    words = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+    found = value if isinstance(value, bool) else words.get(str(value).lower()) if isinstance(value, (str, int)) else None
+    if found is None:
+        raise source.fail(f"{key} = {shown(value)} must be true or false")
+    return found
+
+
+def word_of(source: Source, key: str, value: Any, known: Iterable[str]) -> str:
+    """A file's value as one of some words. Raises InputError with the nearest."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        hint = nearest(value, names) if isinstance(value, str) else f"; known: {', '.join(names)}"
+        raise source.fail(f"{key} = {shown(value)} is not known here{hint}")
+    return value
+
+
+def table(source: Source, data: Mapping[str, Any], key: str, *, prefix: str = "") -> Mapping[str, Any]:
+    """A table inside a file's data, empty where it is absent or null. Raises InputError."""
+    value = data.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise source.fail(f"{prefix}{key} = {shown(value)} must be a table of keys")
+    return value
