@@ -250,14 +250,20 @@ def pieces(job: Job, x: Columns) -> Pieces:
 
 
 def stage_parameters(job: Job, x: Columns, stage: Stages, piece: Pieces) -> Params:
-    """Parameters of the stage on one GPU, embedding and head where it holds them; tied ends on one GPU count once."""
+    """Parameters of the stage on one GPU, embedding and head where it holds them; tied ends on one GPU count once.
+
+    Multi-token prediction: a projection of 2 h to h that the tensor group splits and three norms per layer, and a copy of the
+    embedding where the stage lacks it. Source: DeepSeek-AI 2024, section 2.2; counted on Megatron-Core's own model.
+    """
     model = job.model
     dense = stage.dense_layers * piece.dense_layer + stage.moe_layers * piece.moe_layer
     both_ends = (stage.has_embedding & stage.has_head).astype(bool) & model.tied_embeddings
     dense = dense + stage.has_embedding * piece.embedding
     dense = dense + stage.has_head * np.where(both_ends, parameters.norm_weights(model), piece.head)
     if job.num_mtp_layers:
-        dense = dense + stage.has_head * job.num_mtp_layers * 2 * model.hidden_size**2
+        h = model.hidden_size
+        dense = dense + stage.has_head * job.num_mtp_layers * (2 * h**2 / x.tensor_parallel + 3 * h)
+        dense = dense + (stage.has_head & ~stage.has_embedding) * piece.embedding
     grid = x.tensor_parallel * x.context_parallel * x.data_parallel
     expert_replicas = np.maximum(grid // (x.expert_parallel * x.expert_tensor_parallel), 1)
     return Params(dense, stage.moe_layers * piece.experts, x.data_parallel * x.context_parallel, expert_replicas)

@@ -15,6 +15,9 @@ from planner.cost.arrays import Number, ceil_div
 def key_value_width(model: Model, tensor: Number) -> Number:
     """Width of K (or V) over a whole tensor group: KV heads are copied where the group is larger than their number.
 
+    The copies are activations: the weights of a head are split over the ranks that share it, and its output is gathered.
+    Source: Megatron-Core, transformer/attention.py.
+
     >>> from planner.catalogue.load import find
     >>> int(key_value_width(find(Model, "70b"), 8)), int(key_value_width(find(Model, "70b"), 16))
     (1024, 2048)
@@ -33,8 +36,7 @@ def attention_linear(model: Model, tensor: Number = 1) -> Number:
         query = h * model.q_lora_rank + model.q_lora_rank * a * qk / tensor if model.q_lora_rank else h * a * qk / tensor
         latent = h * (model.kv_lora_rank + model.qk_rope_head_dim)
         return query + latent + model.kv_lora_rank * a * (nope + v) / tensor + a * v * h / tensor
-    width = a * model.head_dim
-    return (2 * h * width + 2 * h * key_value_width(model, tensor)) / tensor
+    return 2 * h * (a + model.num_key_value_heads) * model.head_dim / tensor
 
 
 def attention_small(model: Model, tensor: Number = 1) -> Number:
@@ -42,7 +44,7 @@ def attention_small(model: Model, tensor: Number = 1) -> Number:
     width = model.num_attention_heads * model.head_dim
     if model.kv_lora_rank:
         return model.q_lora_rank + model.kv_lora_rank
-    bias = model.qkv_bias * (width + 2 * key_value_width(model, tensor)) / tensor + model.linear_bias * model.hidden_size
+    bias = model.qkv_bias * (width + 2 * model.num_key_value_heads * model.head_dim) / tensor + model.linear_bias * model.hidden_size
     return bias + model.qk_norm * 2 * model.head_dim
 
 

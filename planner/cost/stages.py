@@ -77,13 +77,19 @@ def joined(parts: list[Stages]) -> Stages:
     return Stages(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Stages)))
 
 
+def chunks_of(job: Job, pipeline: int, per_stage: int, v_shaped: bool) -> tuple[Ints, Ints]:
+    """Layers of every chunk in model order, and the stage that owns it. A stated split wins over the even one."""
+    owner = stage_of_chunk(pipeline, per_stage, v_shaped)
+    if len(job.layers_per_stage) != pipeline:
+        return even_sizes(job, pipeline * per_stage), owner
+    of_stage = [iter(chunk_sizes(count, per_stage)) for count in job.layers_per_stage]
+    return np.array([next(of_stage[stage]) for stage in owner]), owner
+
+
 def all_stages(job: Job, pipeline: int, per_stage: int, v_shaped: bool) -> Stages:
-    """Every stage of one pipeline, first stage first: arrays of shape (pipeline,). A stated split wins over the even one."""
-    sizes = even_sizes(job, pipeline * per_stage)
-    if len(job.layers_per_stage) == pipeline:
-        of_stage = [iter(chunk_sizes(count, per_stage)) for count in job.layers_per_stage]
-        sizes = np.array([next(of_stage[stage]) for stage in stage_of_chunk(pipeline, per_stage, v_shaped)])
-    stages = split_stages(job.model, sizes, stage_of_chunk(pipeline, per_stage, v_shaped), job.num_mtp_layers)
+    """Every stage of one pipeline, first stage first: arrays of shape (pipeline,)."""
+    sizes, owner = chunks_of(job, pipeline, per_stage, v_shaped)
+    stages = split_stages(job.model, sizes, owner, job.num_mtp_layers)
     if len(job.recomputed_per_stage) == pipeline:
         stages = replace(stages, recomputed=np.array(job.recomputed_per_stage, dtype=np.int64))
     return stages

@@ -32,12 +32,15 @@ def is_bridge(source: Source) -> bool:
     return any(f"{table}.{name}" in keys for table in ("model", "trainer.strategy", "strategy") for name in TELLING)
 
 
-def leaves(data: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Dotted keys with their values; lists are values."""
+def leaves(data: Mapping[Any, Any], prefix: str = "", depth: int = 0, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Dotted keys with their values; lists are values. A table that several aliases name is entered once: they unfold without end."""
+    entered = set() if seen is None else seen
+    entered.add(id(data))
     for key, value in list(data.items())[:MOST_KEYS]:
         name = f"{prefix}{key}" if isinstance(key, (str, int)) else ""
         if isinstance(value, dict) and depth < MOST_DEPTH:
-            yield from leaves(value, f"{name}.", depth + 1)
+            if id(value) not in entered:
+                yield from leaves(value, f"{name}.", depth + 1, entered)
         elif name:
             yield name, value
 

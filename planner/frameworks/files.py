@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ import yaml
 
 from planner.errors import InputError, nearest
 
-MAX_BYTES = {".yaml": 1 << 20, ".yml": 1 << 20}
-"""YAML is slow to parse; no configuration is this large."""
+MAX_BYTES = dict.fromkeys((".yaml", ".yml", ".toml"), 1 << 17)
+"""YAML and TOML are slow to parse; no configuration is this large."""
 MAX_OTHER_BYTES = 4 << 20
 LOG_ENDINGS = (".log", ".out")
 """Logs may be long: their head holds the arguments."""
@@ -64,7 +65,7 @@ def read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(raw) > most and ending not in LOG_ENDINGS:
-        raise InputError(f"{path}: larger than {most >> 20} MiB, so not a configuration")
+        raise InputError(f"{path}: larger than {most >> 10:,} KiB, so not a configuration")
     if b"\0" in raw[:most]:
         raise InputError(f"{path}: not a text file: it holds zero bytes")
     try:
@@ -85,7 +86,13 @@ def _json(path: Path, text: str) -> Any:
         raise InputError(f"{path}: not valid JSON: nested too deeply, or a number too long") from None
 
 
+DOTTED = re.compile(r"(?:[\w\"'-]+\s*\.\s*){40}")
+"""A key of so many parts takes tomllib quadratic time."""
+
+
 def _toml(path: Path, text: str) -> Any:
+    if DOTTED.search(text):
+        raise InputError(f"{path}: not valid TOML here: a key has more than 40 parts")
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError) as error:
@@ -98,15 +105,21 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Plain types alone, and fast where libyaml is there."""
 
 
+MOST_MERGES = 50
+"""Merged tables (<<) unfold into each other."""
+
+
 def _yaml(path: Path, text: str) -> Any:
+    if text.count("<<") > MOST_MERGES:
+        raise InputError(f"{path}: not valid YAML here: more than {MOST_MERGES} merges (<<)")
     try:
         return yaml.load(text, Loader=LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         raise InputError(f"{path}: not valid YAML: {where}{getattr(error, 'problem', None) or 'it cannot be read'}") from None
-    except (RecursionError, ValueError):
-        raise InputError(f"{path}: not valid YAML: nested too deeply, or a value that is none") from None
+    except (RecursionError, ValueError, LookupError, AttributeError, OverflowError, TypeError):  # what its converters raise
+        raise InputError(f"{path}: not valid YAML: nested too deeply, or a value that is none of its kind") from None
 
 
 PARSERS = {".json": _json, ".toml": _toml, ".yaml": _yaml, ".yml": _yaml}

@@ -59,7 +59,7 @@ def whole_batches(config: Config, job: Job) -> str:
 def ramp(config: Config, job: Job) -> str:
     """Every batch of a ramp-up divides, and its steps end at the global batch. Source: core/num_microbatches_calculator.py."""
     stated = config.settings.get("rampup_batch_size")
-    if not isinstance(stated, list) or len(stated) != 3 or not all(str(item).isdigit() for item in stated):
+    if not isinstance(stated, list) or len(stated) != 3 or not all(str(item).isdigit() and len(str(item)) < 16 for item in stated):
         return ""
     start, step = int(stated[0]), int(stated[1])
     each = size(config, "micro_batch_size") * max(data_parallel(config, job), 1)
@@ -79,7 +79,7 @@ def group_of_micro_batches(config: Config, job: Job) -> str:
         return ""
     field = "microbatch_group_size_per_vp_stage"
     group = number(config.settings, field, stages)
-    if group_suits(group, batches, stages):
+    if group > 0 and group_suits(group, batches, stages):
         return ""
     if batches < stages:
         ways = "use a larger batch, a smaller micro-batch or fewer replicas"
@@ -87,7 +87,7 @@ def group_of_micro_batches(config: Config, job: Job) -> str:
     legal = [n for n in range(stages, min(batches, 4096) + 1) if group_suits(n, batches, stages)]
     return (
         f"{flag_of(field)} = {group}{'' if field in config.settings else ' (the number of stages)'} with {batches} micro-batches "
-        f"on {stages} stages leaves {batches % group}; legal: {listing(legal)}; smallest: {micro_batch_group(batches, stages)}"
+        f"on {stages} stages leaves {batches % max(group, 1)}; legal: {listing(legal)}; smallest: {micro_batch_group(batches, stages)}"
     )
 
 

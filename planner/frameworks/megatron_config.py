@@ -77,8 +77,8 @@ def _text(value: Any) -> str:
     if value is True:
         return ""
     if isinstance(value, list):
-        return " ".join(str(item) for item in value[:8] if not isinstance(item, (list, dict)))[:80]
-    return "off" if value is False else str(value)[:80]
+        return " ".join(" ".join(str(item) for item in value[:8] if not isinstance(item, (list, dict))).split())[:80]
+    return "off" if value is False else " ".join(str(value).split())[:80]
 
 
 def _is_set(value: Any) -> bool:
@@ -93,8 +93,9 @@ def _layout(facts: Facts, model: Model | None) -> tuple[dict[str, int | str], tu
             found[axis] = facts.whole(key, 1, least=1)
     if model and model.num_experts:
         found["expert_tensor_parallel"] = facts.whole(LAYOUT["expert_tensor_parallel"], int(found["tensor_parallel"]), least=1)
-        if facts.settings.get(LAYOUT["expert_tensor_parallel"]) is None and found["tensor_parallel"] != 1:
-            facts.assume(f"{flag_of('expert_tensor_parallel_size')} is not stated: {found['tensor_parallel']}, that of the tensor group")
+        if facts.settings.get(LAYOUT["expert_tensor_parallel"]) is None:
+            size = found["tensor_parallel"]
+            facts.assume(f"{flag_of('expert_tensor_parallel_size')} is not stated: expert_tensor_parallel = {size}, that of the tensor group")
     elif model:
         facts.used.add(LAYOUT["expert_tensor_parallel"])
         found["expert_tensor_parallel"] = 1
@@ -105,6 +106,9 @@ def _layout(facts: Facts, model: Model | None) -> tuple[dict[str, int | str], tu
         *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "microbatch_group_size_per_vp_stage"),
     }
     pipeline = int(found["pipeline_parallel"])
+    layers = model.num_layers if model else 0
+    if layers and pipeline * split.virtual > layers:
+        raise facts.source.fail(f"{pipeline} pipeline stages of {split.virtual} chunks are more than num_layers = {layers} can fill")
     found["virtual_pipeline"] = split.virtual
     found["schedule"] = natural_schedule(split.virtual)
     found["zero_stage"] = zero_stage(facts)

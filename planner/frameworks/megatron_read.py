@@ -75,7 +75,7 @@ def cluster_of(words: tuple[str, ...]) -> dict[str, int]:
     places = [place for place, word in enumerate(words) if word.endswith(".py")]
     launcher = words[: places[0]] if places else ()
     numbers: dict[str, int] = {}
-    for word, behind in zip(launcher, (*launcher[1:], ""), strict=True):
+    for word, behind in zip(launcher, (*launcher[1:], ""), strict=False):
         name, equals, inline = word.partition("=")
         value = inline if equals else behind
         if re.fullmatch(r"[0-9]{1,7}", value):

@@ -100,7 +100,7 @@ def _workload(parts: Parts, data: Mapping[str, Any]) -> None:
         parts.request["seq_len"] = whole_number(parts.source, "seq-length", data["seq_length"], most=1 << 26)
         parts.note("seq-length", data["seq_length"], "seq_len")
     precision = data.get("precision")
-    if precision in PRECISIONS:
+    if isinstance(precision, str) and precision in PRECISIONS:
         parts.request["precision"] = PRECISIONS[str(precision)]
         parts.note("precision", precision, "precision")
     dropouts = [data.get(key, 0) for key in ("hidden_dropout", "attention_dropout")]

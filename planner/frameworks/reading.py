@@ -23,6 +23,12 @@ class Reader:
     """(file, number of GPUs or None) -> what it says. Raises InputError."""
 
 
+KINDS = (
+    "launch scripts of Megatron-LM, Megatron-DeepSpeed, torchtitan and accelerate, Megatron arguments in YAML or a log, NeMo or "
+    "Megatron-Bridge YAML, torchtitan TOML, ds_config.json, accelerate and GPT-NeoX YAML"
+)
+
+
 def readers() -> tuple[Reader, ...]:
     """All readers, the more particular kinds first."""
     from planner.frameworks import accelerate_read, bridge_read, deepspeed_read, megatron_read, neox_read, torchtitan_read
@@ -48,8 +54,7 @@ def setting_rules(config: Config) -> tuple[SettingRule, ...]:
 def read_config(path: Path, num_gpus: int | None = None) -> Config:
     """What a training configuration says. Raises InputError for a file that is broken or of no known kind."""
     source = open_source(path)
-    known = readers()
-    for reader in known:
+    for reader in readers():
         if reader.recognises(source):
             return reader.read(source, num_gpus)
-    raise InputError(f"{path}: no configuration of a kind that is read: {', '.join(reader.kind for reader in known)}")
+    raise InputError(f"{path}: no configuration that is read here: {KINDS}")

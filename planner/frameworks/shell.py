@@ -168,7 +168,7 @@ class _Reader:
         try:
             words = shlex.split(unfolded, comments=False)
         except ValueError as error:
-            raise self.source.fail(f"a quote is not closed ({str(error).lower()}) in: {text[:60].strip()}...") from None
+            raise self.source.fail(f"a quote is not closed ({str(error).lower()}) in: {' '.join(text[:60].split())}...") from None
         if len(words) > MOST_WORDS:
             raise self.source.fail(f"its variables unfold to more than {MOST_WORDS:,} words")
         ends = [

@@ -196,6 +196,6 @@ def unknown_key(key: str, kind: str) -> str:
         return ""
     tables = NEW_KEYS if new else OLD_KEYS
     if section not in tables:
-        return f"there is no section '{section or name}'{nearest(section or name, [*tables, *(OPEN_SECTIONS if new else ())])}"
+        return f"there is no section {shown(section or name)}{nearest(section or name, [*tables, *(OPEN_SECTIONS if new else ())])}"
     known: Iterable[str] = tables[section].split()
-    return "" if name in known else f"[{section}] has no key '{name}'{nearest(name, known)}"
+    return "" if name in known else f"[{section}] has no key {shown(name)}{nearest(name, known)}"

@@ -155,7 +155,7 @@ def meaning(
         settings=settings,
         read=tuple(f"{key} {_told(settings[key])}: {USED[key]}" for key in keys if key in USED),
         assumed=(*assumed, *(f"{word} is known only to the shell" for word in unknown)),
-        ignored=tuple(key for key in keys if key not in USED and not unknown_key(key, kind)),
+        ignored=tuple(shown(key).strip("'") for key in keys if key not in USED and not unknown_key(key, kind)),
     )
 
 
@@ -201,7 +201,7 @@ def _schedule(settings: Mapping[str, Any], stages: int, assumed: list[str]) -> d
         return {"schedule": "1f1b"}
     name = schedule_name(settings)
     if setting(settings, P + "pipeline_parallel_schedule_csv"):
-        assumed.append(f"pipeline_parallel_schedule_csv: the order in that file is not read; counted as {name}")
+        assumed.append(f"pipeline_parallel_schedule_csv: the order in that file is not read; counted as {shown(name)}")
     chunked = len(setting(settings, MODULE_LISTS) or ()) != stages
     if name == "LoopedBFS" or (name == "InterleavedZeroBubble" and chunked):
         assumed.append(f"{name} is not among the planner's schedules: counted as Interleaved1F1B")
@@ -226,7 +226,7 @@ def _recompute(settings: Mapping[str, Any], kind: str, assumed: list[str]) -> st
     if mode == "selective" and kind != NEW_KIND and option != "op":
         if option == "1":
             return "full"
-        assumed.append(f"selective_ac_option '{option}' recomputes every so many layers whole; counted as selective by operation")
+        assumed.append(f"selective_ac_option {shown(option)} recomputes every so many layers whole; counted as selective by operation")
     return mode if mode in ("none", "full") else "selective"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from planner.errors import nearest
 from planner.frameworks.config import Config
+from planner.frameworks.files import shown
 from planner.frameworks.torchtitan_keys import MODULE_LISTS, NEW_KIND, setting
 from planner.frameworks.torchtitan_meaning import P, chunk_layers, degree, schedule_name
 from planner.frameworks.torchtitan_stages import MULTI, SCHEDULE_NAMES, SINGLE, few_micro_batches, stage_layers
@@ -125,12 +127,15 @@ def lost_layers(config: Config, job: Job) -> str:
     names = [name for part in listed for name in part]
     head = "output" if old(config) else "lm_head"
     wanted = ["tok_embeddings", *(f"layers.{layer}" for layer in range(job.model.num_layers)), "norm", head]
-    lost = [name for name in wanted if name not in names]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    odd = [name for name in names if name not in wanted]
+    counted = Counter(names)
+    lost = [name for name in wanted if name not in counted]
+    twice = [name for name, count in counted.items() if count > 1]
+    odd = sorted(counted.keys() - set(wanted))
     if twice or odd:
         return (
-            f"{MODULE_LISTS}: {twice[0]} is listed twice" if twice else f"{MODULE_LISTS}: {odd[0]!a} is no module{nearest(odd[0], wanted)}"
+            f"{MODULE_LISTS}: {shown(twice[0])} is listed twice"
+            if twice
+            else f"{MODULE_LISTS}: {shown(odd[0])} is no module{nearest(odd[0], wanted)}"
         )
     return f"{MODULE_LISTS} leaves out {', '.join(lost[:MOST_LISTED])}: they are not trained" if lost else ""
 

@@ -79,7 +79,7 @@ def model_of(source: Source, module: str, flavor: str) -> Model | None:
     if found is None:
         if flavor in WITHOUT_CATALOGUE or flavor.startswith("debugmodel"):
             return None
-        known = [row.old or row.flavor for row in FLAVORS if row.module == module]
+        known = [row.old for row in FLAVORS if row.module == module and row.old]
         raise source.fail(f"model.flavor = {shown(flavor)} is no flavor of {module}{nearest(flavor, known)}")
     return load.find(Model, found.model) if found.model else None
 

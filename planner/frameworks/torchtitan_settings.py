@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from planner.errors import nearest
 from planner.frameworks.config import ILLEGAL, TRAP, Config, SettingRule
+from planner.frameworks.files import shown
 from planner.frameworks.torchtitan_keys import WHOLE, setting, unknown_key
 from planner.frameworks.torchtitan_meaning import P, schedule_name
-from planner.frameworks.torchtitan_models import find_flavor, flavor_of
+from planner.frameworks.torchtitan_models import FLAVORS, find_flavor, flavor_of
 from planner.frameworks.torchtitan_pipeline import (
     MOST_LISTED,
     accumulated_pipeline,
@@ -82,17 +83,17 @@ def known_schedule(config: Config, job: Job) -> str:
     known = (*SINGLE, *MULTI)
     if name in known:
         return ""
-    return f"{P}pipeline_parallel_schedule = '{name}' is no schedule of PyTorch{nearest(name, known)}"
+    return f"{P}pipeline_parallel_schedule = {shown(name)} is no schedule of PyTorch{nearest(name, known)}"
 
 
 def known_mode(config: Config, job: Job) -> str:
     """The checkpointing mode is a known one."""
     mode = str(setting(config.settings, "activation_checkpoint.mode"))
     if mode not in MODES:
-        return f"activation_checkpoint.mode = '{mode}' must be one of {', '.join(MODES)}{nearest(mode, MODES)}"
+        return f"activation_checkpoint.mode = {shown(mode)} must be one of {', '.join(MODES)}{nearest(mode, MODES)}"
     option = str(setting(config.settings, "activation_checkpoint.selective_ac_option"))
     if old(config) and mode == "selective" and option != "op" and not (option.isdigit() and int(option) > 0):
-        return f"activation_checkpoint.selective_ac_option = '{option}' must be op or a whole number of layers such as 2"
+        return f"activation_checkpoint.selective_ac_option = {shown(option)} must be op or a whole number of layers such as 2"
     return ""
 
 
@@ -142,6 +143,9 @@ def old_limits(config: Config, job: Job) -> str:
     module, written = (str(setting(config.settings, f"model.{key}")) for key in ("name", "flavor"))
     flavor = find_flavor(module, written)
     stages, context = of(config, "pipeline_parallel"), of(config, "context_parallel")
+    if flavor and not flavor.old:
+        known = ", ".join(row.old for row in FLAVORS if row.module == module and row.old)
+        return f"model.flavor = {written}: 0.2 has no flavor {written} of {module}; it has {known}"
     if flavor and stages > 1 and not flavor.old_pipeline:
         return f"pipeline_parallel_degree = {stages}: 0.2 does not cut {module} into stages; it must be 1"
     flexible = module == "llama3" and not written.endswith(("varlen", "varlen_attn"))

@@ -64,7 +64,7 @@ def few_micro_batches(schedule: str, batches: int, stages: int) -> str:
     >>> few_micro_batches("1f1b", 2, 4), few_micro_batches("zero_bubble_h1", 9, 4)
     ('2 micro-batches for 4 stages of 1f1b, which needs 4', '9 micro-batches for 4 stages of zero_bubble_h1: must be a multiple of 2')
     """
-    least = {"1f1b": stages, "dualpipe": 2 * stages}.get(schedule, 1)
+    least = {"1f1b": stages, "dualpipe": 2 * stages}.get(schedule, 0)
     if batches < least:
         return f"{batches} micro-batches for {stages} stages of {schedule}, which needs {least}"
     rounds = int(num_rounds(batches, stages)) if schedule in ("zero_bubble_h1", "interleaved_1f1b") else 1
