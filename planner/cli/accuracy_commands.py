@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.cli.options import CONTEXT, OutputPath, request_of, request_options
+from planner.cli.page_files import check_pages, html_option, write_file
 from planner.cli.terminal import emit, rendered
 from planner.errors import InputError
 from planner.request import Request
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 @click.option("--profile", type=click.Path(path_type=Path), help="Constants that `planner calibrate` wrote.")
 @click.option("--format", "style", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
 @click.option("--output", type=OutputPath(), help="Write the report there instead of printing it.")
-def validate(runs_path: Path | None, family: str | None, profile: Path | None, style: str, output: Path | None) -> None:
+@html_option
+def validate(
+    runs_path: Path | None, family: str | None, profile: Path | None, style: str, output: Path | None, html_path: Path | None
+) -> None:
     """Predict measured runs and report how right the model is: time, memory, ranking, verdicts."""
     from planner.profile import read_profile
     from planner.report import accuracy, formats
@@ -34,12 +38,17 @@ def validate(runs_path: Path | None, family: str | None, profile: Path | None, s
 
     if output is not None:
         check_writable(output)
+    check_pages([html_path], [output] if output else [], pictured=html_path is not None)
     report = validate_rows(read_rows(runs_path or SHIPPED), family, read_profile(profile) if profile else None)
     pages: dict[str, Callable[[], Iterable[str]]] = {
         "csv": lambda: formats.csv_pieces(accuracy.validation_frame(report)),
         "json": lambda: [json.dumps(report, indent=1) + "\n"],
         "table": lambda: [rendered(accuracy.validation_page(report), to_file=output is not None)],
     }
+    if html_path is not None:
+        from planner.report.html.other_pages import validate_html
+
+        write_file(html_path, validate_html(report))
     emit(pages[style](), output)
 
 

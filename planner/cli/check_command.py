@@ -24,10 +24,10 @@ def check_command(file: Path, scenario_word: str | None, style: str, output: Pat
     prints them, a Megatron-Bridge or NeMo YAML, a torchtitan TOML, a ds_config.json, an accelerate or a GPT-NeoX YAML.
     What it leaves open is said by options. Exit code 1: not legal, or out of memory.
     """
-    from planner.verdict import check
     from planner.frameworks.reading import read_config
     from planner.report.check_text import check_json, check_page
     from planner.report.write import check_writable
+    from planner.verdict import check
 
     if output is not None:
         check_writable(output)

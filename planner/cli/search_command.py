@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.cli.options import CONTEXT, OutputPath, request_options, scenario_of
+from planner.cli.page_files import Pages, page_options, write_pages
 from planner.cli.terminal import emit, progress_bar, rendered, working
 from planner.errors import InputError
 from planner.scenario import SORTS
@@ -36,6 +37,7 @@ FORMATS = ("table", "csv", "json", "markdown")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.option("--output", type=OutputPath(), help="Write the result there instead of printing it.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Also write the CSV for review.")
+@page_options
 @click.option("--export", "folder", type=click.Path(path_type=Path), help="Also write the first layout as launchable files there.")
 @click.option("--all", "every", is_flag=True, help="The CSV holds every layout of the space, rejected ones with their reason.")
 def search_command(
@@ -51,6 +53,11 @@ def search_command(
     csv_path: Path | None,
     folder: Path | None,
     every: bool,
+    html_path: Path | None,
+    figures_folder: Path | None,
+    summary_path: Path | None,
+    trace_path: Path | None,
+    with_sensitivity: bool,
     **wishes: Any,
 ) -> None:
     """Search every layout of a model on a cluster and print a ranked shortlist."""
@@ -62,15 +69,23 @@ def search_command(
     from planner.report.write import write_atomically
 
     check_outputs(style, output, csv_path, every)
+    shown = Pages(
+        html_path=html_path,
+        figures_folder=figures_folder,
+        summary_path=summary_path,
+        trace_path=trace_path,
+        with_sensitivity=with_sensitivity,
+    )
+    shown.check([path for path in (output, csv_path) if path is not None])
     if folder is not None and wishes["framework"] == "none":
         raise InputError("--export needs a framework: leave --framework out, or name one that launches layouts")
-    pages = style in ("table", "json")
+    pages = style in ("table", "json") or shown.any
     wanted = Wanted(
         sort=sort,
         top=top,
         prove=prove,
         pareto=pareto,
-        draws=draws if style != "markdown" else 0,
+        draws=draws if style != "markdown" or shown.any else 0,
         flagged=MOST_FLAGGED if pages else 0,
         phases=tuple(read_phase(word) for word in longer),
     )
@@ -94,6 +109,8 @@ def search_command(
         click.echo(f"wrote {csv_path}", err=True)
     if folder is not None and found.feasible:
         export_first(found, folder)
+    if shown.any:
+        write_pages(found, shown)
     if output is None:
         emit(page, None, code=0 if found.feasible else 1)
     if not found.feasible:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from planner.cli.options import CONTEXT, OutputPath, request_options
+from planner.cli.page_files import check_pages, html_option, write_file
 from planner.cli.terminal import Interrupted, emit, fail, rendered
 from planner.errors import InputError
 from planner.request import Request, import_notes
@@ -69,6 +70,7 @@ def listed_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--csv", "csv_path", type=OutputPath(), help="Also write CSV.")
 @click.option("--json", "json_path", type=OutputPath(), help="Also write JSON.")
 @click.option("--parquet", "parquet_path", type=OutputPath(), help="Also write Parquet.")
+@html_option
 def sweep_command(
     scenario_word: str | None,
     vary: tuple[str, ...],
@@ -85,6 +87,7 @@ def sweep_command(
     csv_path: Path | None,
     json_path: Path | None,
     parquet_path: Path | None,
+    html_path: Path | None,
     **wishes: Any,
 ) -> None:
     """Search every point of a grid and put the best layouts in one table.
@@ -97,6 +100,7 @@ def sweep_command(
     from planner.sweep import Sweep, run
 
     files = output_files(style, output, {"csv": csv_path, "json": json_path, "parquet": parquet_path})
+    check_pages([html_path], [path for _, path in files], pictured=html_path is not None)
     if resume and not files:
         raise InputError("--resume needs the file that the sweep is written to: --csv, --json or --parquet FILE")
     sweep = Sweep(points=points(scenario_word, wishes, vary, scale_batch), top=top, sort=sort, every=every, pareto=pareto)
@@ -117,6 +121,10 @@ def sweep_command(
             if len(journal) and not kept:
                 publish(sweep, journal, files, style, output)
             leave(sweep, journal, kept, resumable=lasting is not None)
+        if html_path is not None:
+            from planner.report.html.other_pages import sweep_html
+
+            write_file(html_path, sweep_html(sweep, journal))
         found = publish(sweep, journal, files, style, output)
     if not found:
         click.get_current_context().exit(1)
