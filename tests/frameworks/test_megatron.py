@@ -282,12 +282,8 @@ def our_parameters(target: Target, stage: int) -> float:
 
 
 def countable(target: Target) -> bool:
-    """Whether Megatron's local layers hold what Transformer Engine's would: latent attention's down-projections are split there.
-
-    Megatron splits the K and V projections of fewer KV heads than tensor ranks where we count copies of them: ours is more.
-    """
-    model, tensor = target.job.model, target.layout.tensor_parallel
-    return not target.job.low_precision and not model.kv_lora_rank and model.num_key_value_heads >= tensor
+    """Whether Megatron's local layers hold what Transformer Engine's would: latent attention's down-projections are split there."""
+    return not target.job.low_precision and not target.job.model.kv_lora_rank
 
 
 def test_parameters_of_every_kind_of_stage_equal_megatrons_own_model() -> None:
@@ -304,9 +300,10 @@ def test_parameters_of_every_kind_of_stage_equal_megatrons_own_model() -> None:
     assert any(name.startswith("llama-3.2-1b") for name in compared) and any(name.startswith("mixtral") for name in compared)
 
 
-def test_latent_attention_on_one_tensor_rank_is_counted_alike() -> None:
+@pytest.mark.parametrize("prediction", [False, True])
+def test_latent_attention_and_multi_token_prediction_on_one_tensor_rank_are_counted_alike(prediction: bool) -> None:
     base = next(case for case in cases() if case.job.model.name == "deepseek-v3")
-    job = dataclasses.replace(base.job, multi_token_prediction=False)
+    job = dataclasses.replace(base.job, multi_token_prediction=prediction)
     layout = Layout(pipeline_parallel=8, expert_parallel=64, data_parallel=128, zero_stage=1)
     target = dataclasses.replace(base, job=job, layout=layout, chunks=chunk_sizes(61, 8))
     found = megatron.parsed(megatron.words_of(write(target).arguments), 1024, environment_of(target))
