@@ -33,7 +33,7 @@ SMALL = ("sweep", "--model", "llama-3.2-1b", "--global-batch", "64")
 PINS = ("--tp", "1", "--recompute", "none")
 """Make a space small."""
 
-GRID = (*SMALL, *PINS, "--gpus", "1:4:x2,17,6", "--vary", "zero_stage=1,3", "--tokens", "1B")
+GRID = (*SMALL, *PINS, "--gpus", "1:4:x2,17,8", "--vary", "zero_stage=1,3", "--tokens", "1B")
 """Ten points; on 17 GPUs nothing divides the batch."""
 
 LONG = (*SMALL, "--recompute", "none", "--gpus", "1:16:+1")
@@ -100,8 +100,8 @@ def test_the_three_formats_hold_one_table(command: Command, tmp_path: Path) -> N
 
 
 def test_a_point_is_the_search_of_its_scenario(command: Command) -> None:
-    sweep = command(*SMALL, "--gpus", "4,6", "--vary", "zero_stage=1,3", "--tokens", "1B", "--jobs", "1", "--format", "csv")
-    search = command("search", *SMALL[1:], "--gpus", "6", "--zero", "3", "--tokens", "1B", "--top", "1", "--draws", "0", "--format", "csv")
+    sweep = command(*SMALL, "--gpus", "4,8", "--vary", "zero_stage=1,3", "--tokens", "1B", "--jobs", "1", "--format", "csv")
+    search = command("search", *SMALL[1:], "--gpus", "8", "--zero", "3", "--tokens", "1B", "--top", "1", "--draws", "0", "--format", "csv")
     row, alone = texts(sweep.out)[3], texts(search.out)[0]
     shared = (row.keys() & alone.keys()) - {"pareto"}  # of a search it is among its own layouts
     assert len(shared) > 30 and {name: row[name] for name in shared} == {name: alone[name] for name in shared}
