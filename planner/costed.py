@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost import memory
-from planner.cost.estimate import memory_of, time_of
+from planner.cost.estimate import memory_of
 from planner.cost.flops import mfu
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS
 from planner.scenario import Job
+from planner.simulated import step_of
 from solver.layout import Layout, columns_of, num_micro_batches
 
 RESERVE = "reserve"
@@ -74,7 +75,7 @@ class Costed:
 def costed(job: Job, layout: Layout) -> Costed:
     """The estimates of one layout under one job."""
     x = columns_of([layout])
-    step, found = time_of(job, x), memory_of(job, x)
+    step, found = step_of(job, layout), memory_of(job, x)
     held = {part: float(getattr(found.parts, part)[0]) for part in MEMORY_FORMULAS}
     held[RESERVE] = float(memory.need_bytes(job, found.parts)[0]) - sum(held.values())
     return Costed(job, layout, {part: float(getattr(step, part)[0]) for part in STEP_FORMULAS}, held, int(found.verdict[0]))

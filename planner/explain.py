@@ -10,7 +10,7 @@ import numpy as np
 
 from planner import advice, spec, textbook
 from planner.cost import memory
-from planner.cost.estimate import memory_of, time_of
+from planner.cost.estimate import memory_of
 from planner.cost.flops import mfu
 from planner.cost.memory import OUT_OF_MEMORY, Memory
 from planner.cost.stages import Stages, all_stages
@@ -20,6 +20,7 @@ from planner.frameworks import FRAMEWORKS
 from planner.frameworks.legality import assign, broken, framework_names, framework_of, jobs_by_framework, reason
 from planner.refine import Shortlist, costing_job
 from planner.scenario import Job, Scenario
+from planner.simulated import step_of
 from planner.split import Split
 from solver import check
 from solver.layout import (
@@ -195,7 +196,7 @@ def _ledger(base: Explanation, x: Columns) -> Explanation:
         memory=per_stage,
         need_bytes=need,
         verdict=found.verdict,
-        step=time_of(job, x),
+        step=step_of(job, layout),
         flags=advice.flags(found),
         figures=textbook.figures(base.scenario, layout),
     )
@@ -204,7 +205,7 @@ def _ledger(base: Explanation, x: Columns) -> Explanation:
 def facts(scenario: Scenario, job: Job, layout: Layout) -> advice.Facts:
     """What the checklist reads of a layout under the stack that it is costed with."""
     x = columns_of([layout])
-    own, step = memory_of(job, x), time_of(job, x)
+    own, step = memory_of(job, x), step_of(job, layout)
     keeping = dataclasses.replace(job, recomputed_per_stage=())
     plain = memory_of(keeping, columns_of([dataclasses.replace(layout, recompute="none", recompute_layers=0)]))
     total = float(step.total[0])

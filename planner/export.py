@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from planner.cost.estimate import memory_of, time_of
+from planner.cost.estimate import memory_of
 from planner.cost.memory import OUT_OF_MEMORY, VERDICTS
 from planner.cost.stages import even_sizes
 from planner.errors import InputError
@@ -18,6 +18,7 @@ from planner.frameworks.launch_script import launch_script
 from planner.frameworks.writing import Target, writers
 from planner.refine import costing_job
 from planner.scenario import Job, Scenario
+from planner.simulated import step_of
 from planner.split import Split
 from planner.units import GIB
 from solver.layout import Layout, columns_of
@@ -67,7 +68,7 @@ def head_lines(target: Target, framework: str) -> tuple[str, ...]:
     """What every file says of itself: the scenario, the program, and what is expected of the run."""
     job, layout = target.job, target.layout
     x = columns_of([layout])
-    need, step = memory_of(job, x), float(time_of(job, x).total[0])
+    need, step = memory_of(job, x), float(step_of(job, layout).total[0])
     memory = f"{float(need.need_bytes[0]) / GIB:.1f} of {job.gpu.memory_bytes / GIB:.1f} GiB"
     return (
         f"{layout.label} for {NAMES[framework]}, written by layout-planner {metadata.version('layout-planner')}",

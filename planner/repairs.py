@@ -34,7 +34,7 @@ from planner.lifting import (
     value_words,
 )
 from planner.profile import tuned
-from planner.refine import shortlist_of
+from planner.refine import evenly, shortlist_of
 from planner.scenario import Job, Scenario
 from planner.search import SearchResult, search
 from planner.targets import TARGETS, attained, longest_steps, stated
@@ -321,9 +321,8 @@ def verified(old: Scenario, new: Scenario, fewest: Fewest | None = None) -> Repa
 
 def found(result: SearchResult, *, uneven: bool = False) -> Found:
     """The first layout of a search that found some, under the even split unless a target, or the caller, needs the best one."""
-    first = result.ranked
-    if uneven or stated(result.scenario.choices):
-        first = shortlist_of(result, 1).rows
+    split = uneven or stated(result.scenario.choices)
+    first = (shortlist_of if split else evenly)(result, 1).rows
     if not len(first):
         raise NoLayoutFits(result)
     return Found(

@@ -24,6 +24,7 @@ from planner.frameworks.legality import jobs_by_framework
 from planner.refine import Shortlist
 from planner.scenario import Job
 from planner.search import Scored, SearchResult
+from planner.simulated import steps_of
 from solver.grouping import distinct
 from solver.layout import FULL, MESH_AXES, SIZES, Columns, Ints, deepest_chunk
 
@@ -234,11 +235,12 @@ def respond(jobs: Sequence[Job], layouts: Columns) -> Response:
     """The response of layouts, each under its job, through three points per constant: as shipped, and NODE deviations off.
 
     Constants act one by one: how two of them act together beyond that is left out. Every constant is tried on all layouts
-    of a stack at once, a layout with a split of its own under the even one: the split's own step is the base.
+    of a stack at once by the formula, a layout with a split of its own under the even one: its own step, executed where no formula
+    knows its fill, is the base.
     """
     base = np.zeros(len(layouts))
     for job, rows in by_job(jobs).items():
-        base[rows] = np.log(time_of(job, layouts.take(rows)).total)
+        base[rows] = np.log(steps_of(job, layouts.take(rows)))
     tried: dict[Key, Floats] = {}
     for job, rows in by_job(dataclasses.replace(job, layers_per_stage=(), recomputed_per_stage=()) for job in jobs).items():
         own = layouts.take(rows)

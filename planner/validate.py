@@ -14,10 +14,11 @@ import numpy as np
 
 from planner.cost import memory
 from planner.cost.arrays import Floats
-from planner.cost.estimate import memory_of, time_of
+from planner.cost.estimate import memory_of
 from planner.errors import InputError, nearest
 from planner.measured import Run, Unusable, run_of
 from planner.profile import Profile
+from planner.simulated import step_of
 from planner.uncertainty import band
 from planner.units import nine_digits
 from solver.layout import columns_of, fully_recomputed
@@ -94,7 +95,7 @@ def predict(run: Run) -> Prediction:
         "need": found.need_bytes,
         "device": memory.reserved_bytes(run.job, found.parts) + found.parts.context,
     }
-    seconds = float(time_of(run.job, x).total[0]) if run.step_seconds > 0 else math.nan
+    seconds = float(step_of(run.job, run.layout).total[0]) if run.step_seconds > 0 else math.nan
     verdict, need = int(found.verdict[0]), float(found.need_bytes[0])
     if not run.recompute_known:
         least = memory_of(run.job, columns_of([fully_recomputed(run.layout, run.job.model.num_layers)]))

@@ -127,7 +127,9 @@ def why_not(scenario: Scenario, layout: Layout, layers_per_stage: tuple[int, ...
 def _ranked(scenario: Scenario, layout: Layout) -> Scored:
     """Every feasible layout, best first: the first ones and the one asked about under their best splits; empty where nothing fits."""
     try:
-        return ranking(search(scenario), layout)
+        result = search(scenario)
+        one_away = num_changes(layout, result.ranked.layouts, scenario.job.model.num_layers) == 1
+        return ranking(result, layout, np.flatnonzero(one_away))
     except NoLayoutFits as nothing:
         return nothing.result.ranked
 
@@ -213,7 +215,10 @@ class Surroundings:
         away = distances(self.layout, self.ranked.layouts, self.num_layers)
         if fits and np.any(self.ranked.verdict == FITS):
             away = np.where(self.ranked.verdict == FITS, away, np.inf)
-        return self.nearby(int(np.argmin(np.round(away, DIGITS))))
+        found = self.nearby(int(np.argmin(np.round(away, DIGITS))))
+        job, _ = costing_job(self.scenario, found.layout)  # however far down the ranking: as it is explained
+        own = costed(job, found.layout)
+        return dataclasses.replace(found, step_seconds=own.step_seconds, need_bytes=own.need_bytes, verdict=own.verdict)
 
     def best_neighbour(self) -> Nearby | None:
         """The best ranked of the layouts that differ in one axis beside data_parallel, which follows; None if there is none."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from planner import spec
+from planner import refinement, simulated, spec
 from planner.cost import parameters
 from planner.request import Request, make_scenario
 from planner.scenario import Scenario
@@ -164,6 +165,19 @@ def random_scenario(seed: int, **wishes: Any) -> Scenario:
         zero_stage=pick.choice((None, None, None, (0,), (0, 1), (3,))),
     )
     return make_scenario(Request(**wishes).over(request), name=f"random-{seed}")
+
+
+@contextlib.contextmanager
+def by_formula() -> Iterator[None]:
+    """Every step is the formula's, as if it knew the fill of every schedule: for claims about order and proof that brute force checks."""
+    rule = simulated.inexact
+    simulated.step_of.cache_clear()
+    simulated.inexact = refinement.inexact = lambda x: np.zeros(len(x), dtype=bool)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        simulated.inexact = refinement.inexact = rule  # type: ignore[attr-defined]
+        simulated.step_of.cache_clear()
 
 
 def starved_scenario(seed: int) -> Scenario:

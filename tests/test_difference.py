@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from planner.cost.collectives import network_of
-from planner.cost.estimate import memory_of, time_of
+from planner.cost.estimate import memory_of
 from planner.cost.flops import model_flops_per_step
 from planner.costed import RESERVE, Costed, costed
 from planner.difference import Difference, between, compare, difference, main_cause, reasons
@@ -26,6 +26,7 @@ from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, complete_layout
 from planner.measured import Run
 from planner.report.difference_text import MEANING, share_of
 from planner.scenario import Scenario
+from planner.simulated import step_of
 from planner.validate import SHIPPED, read_rows, runs_of
 from solver.layout import Layout, columns_of
 from tests.builders import sampled_layouts
@@ -68,7 +69,7 @@ def test_the_totals_are_those_of_the_cost_model() -> None:
     for pair in pairs()[::10]:
         for c in (pair.a, pair.b):
             x = columns_of([c.layout])
-            assert c.step_seconds == float(time_of(c.job, x).total[0])
+            assert c.step_seconds == pytest.approx(float(step_of(c.job, c.layout).total[0]), rel=1e-12)
             assert c.need_bytes == pytest.approx(float(memory_of(c.job, x).need_bytes[0]), rel=1e-12)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from planner.cost import memory
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, complete_layout, explain
+from planner.refine import shortlist_of
 from planner.report.frame import layouts_frame
 from planner.report.text import illegal_lines
 from planner.request import Request, make_scenario
@@ -28,8 +29,9 @@ def test_a_short_label_is_completed(worked_example: Scenario) -> None:
 
 
 def test_the_ledger_agrees_with_the_shortlist(worked_example: Scenario) -> None:
-    top = search(worked_example).ranked.take(slice(0, 5))
-    frame = layouts_frame(worked_example, top)
+    shown = shortlist_of(search(worked_example), 5)
+    assert any(shown.formula_seconds)
+    frame = layouts_frame(worked_example, shown.rows)
     for row, label in enumerate(frame["layout"]):
         found = explain(worked_example, complete_layout(worked_example, label))
         assert found.step is not None and found.need_bytes is not None

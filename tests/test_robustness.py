@@ -32,6 +32,7 @@ from planner.scenario import Job, Scenario
 from planner.search import SearchResult, search
 from planner.validate import SHIPPED, layout_groups, predict, read_rows, runs_of
 from solver.layout import MESH_AXES, Columns, Layout, columns_of
+from tests.builders import by_formula
 
 
 @functools.cache
@@ -72,7 +73,8 @@ def test_the_approximation_is_near_the_cost_model_itself(model: str, gpus: int) 
 
 def test_the_approximation_passes_through_its_points_exactly() -> None:
     jobs, layouts = shortlist(rows=4)
-    response = respond(jobs, layouts)
+    with by_formula():
+        response = respond(jobs, layouts)
     z = np.concatenate([np.zeros((1, len(response.keys))), module.NODE * np.eye(len(response.keys))[::7]])
     assert response.logs(z) == pytest.approx(exact_logs(jobs, layouts, response, z), abs=1e-9)
 

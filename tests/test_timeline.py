@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from planner.cost.arrays import Floats
 from planner.cost.orders import Action
+from planner.cost.plan import ACTIONS, Plan, plan_for, plan_of, simulate, span
 from planner.cost.schedules import SCHEDULES, fills
 from planner.cost.stages import stage_of_chunk
-from planner.cost.step import step_seconds
-from planner.cost.timeline import ACTIONS, KINDS, ChunkSeconds, Plan, plan_for, plan_of, simulate, span, timeline_of
-from planner.refine import Shortlist, shortlist_of
+from planner.cost.step import step_seconds, stragglers
+from planner.cost.timeline import KINDS, ChunkSeconds, timeline_of
 from planner.request import Request, make_scenario
 from planner.scenario import Job
-from planner.search import search
-from planner.simulated import simulated_step, with_simulation
+from planner.simulated import executed_step, fill_transfers
 from solver.layout import V_SHAPED, Ints, Layout, columns_of, num_micro_batches
 
 PLAIN = ("gpipe", "1f1b", "interleaved_1f1b")
@@ -309,9 +308,11 @@ def test_the_stages_of_a_timeline_do_what_the_formula_counts(job: Job, layout: L
 
 
 @pytest.mark.parametrize(("job", "layout"), jobs())
-def test_a_simulated_step_sums_to_its_timeline_and_has_no_negative_part(job: Job, layout: Layout) -> None:
-    step, timeline = simulated_step(job, layout), timeline_of(job, layout)
-    assert float(step.total[0]) == pytest.approx(timeline.total_seconds, rel=1e-6 if layout.pipeline_parallel > 1 else 1e-3)
+def test_an_executed_step_is_its_timeline_and_the_transfers_of_the_fill_and_has_no_negative_part(job: Job, layout: Layout) -> None:
+    step, timeline = executed_step(job, layout), timeline_of(job, layout)
+    staged = layout.pipeline_parallel > 1
+    filled = fill_transfers(job, layout) * (1.0 + stragglers(job)) if staged else 0.0
+    assert float(step.total[0]) == pytest.approx(timeline.total_seconds + filled, rel=1e-6 if staged else 1e-3)
     assert all(float(getattr(step, field.name)[0]) >= -1e-9 for field in dataclasses.fields(step))
 
 
@@ -320,27 +321,6 @@ def test_formula_and_simulation_of_a_step_agree_within_one_percent_for_even_stag
     light_ends = dataclasses.replace(JOB, model=dataclasses.replace(JOB.model, vocab_size=1024))
     simulated = timeline_of(light_ends, layout).total_seconds
     assert simulated == pytest.approx(float(step_seconds(light_ends, columns_of([layout])).total[0]), rel=0.01)
-
-
-def test_a_shortlist_is_retimed_only_where_the_formula_is_off_and_stays_in_order() -> None:
-    wanted = Request(
-        model="llama-3.1-8b", gpu="h100", num_gpus=32, seq_len=4096, global_batch_size=64, framework="none", pipeline_parallel=(4,)
-    )
-    scenario = make_scenario(wanted)
-    shortlist = shortlist_of(search(scenario), 10)
-    found = with_simulation(scenario, shortlist)
-    before = {layout_of(shortlist, row): float(shortlist.rows.step_seconds[row]) for row in range(len(shortlist.rows))}
-    assert found.changed > 0 and list(found.shortlist.rows.step_seconds) == sorted(found.shortlist.rows.step_seconds)
-    for row, formula_seconds in enumerate(found.formula_seconds):
-        layout, seconds = layout_of(found.shortlist, row), float(found.shortlist.rows.step_seconds[row])
-        exact = float(simulated_step(found.shortlist.job(scenario, row), layout).total[0])
-        assert before[layout] == (formula_seconds or seconds)
-        assert seconds == exact if formula_seconds else abs(exact / seconds - 1.0) <= 0.01
-
-
-def layout_of(shortlist: Shortlist, row: int) -> Layout:
-    """One layout of a shortlist."""
-    return shortlist.rows.layouts.layout(row)
 
 
 def test_large_pipelines_are_simulated_in_no_time() -> None:

@@ -26,7 +26,7 @@ from planner.why_not import WhyNot
 from solver import prune
 from solver.check import broken_rules
 from solver.layout import SCHEDULES, Layout, natural_schedule
-from tests.builders import brute_force, random_scenario, without_floor
+from tests.builders import brute_force, by_formula, random_scenario, without_floor
 
 SEEDS = range(12)
 SIZES = ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel", "expert_parallel", "expert_tensor_parallel")
@@ -89,10 +89,11 @@ def asked(seed: int) -> list[Layout]:
 
 @functools.cache
 def answers(seed: int) -> list[WhyNot]:
-    """What is answered about the layouts of a random job; empty where its batch suits no replica count."""
+    """What is answered, by the formulas, about the layouts of a random job; empty where its batch suits no replica count."""
     scenario = book(seed).scenario
     try:
-        return [why_not.why_not(scenario, layout) for layout in asked(seed)]
+        with by_formula():
+            return [why_not.why_not(scenario, layout) for layout in asked(seed)]
     except InputError:
         return []
 

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from planner.verdict import Checked
 from planner.cost.memory import VERDICTS
 from planner.frameworks import NAMES
 from planner.frameworks.config import ILLEGAL, Config
@@ -16,6 +15,7 @@ from planner.report.text import STYLE, band_texts, checklist, illegal_lines, mem
 from planner.report.why_not_text import feasible_texts, nearest_texts, why_not_json
 from planner.request import noted
 from planner.units import GIB, nine_digits, three
+from planner.verdict import Checked
 
 
 def check_page(found: Checked) -> RenderableType:

@@ -20,13 +20,15 @@ from planner.cost.memory import VERDICTS
 from planner.explain import MEMORY_FORMULAS, STEP_FORMULAS, Explanation
 from planner.frameworks import NAMES
 from planner.frameworks.legality import framework_of, jobs_by_framework
-from planner.refine import Proof, Shortlist
+from planner.refine import TELLING, Proof, Shortlist
+from planner.refinement import NEAR
 from planner.report.operations_text import operations_lines
 from planner.report.robustness_text import robustness_lines
 from planner.report.words import money_cell, ranges, short_label
 from planner.report.workload_text import long_phase_lines, workload_lines
 from planner.scenario import Scenario
 from planner.search import SearchResult, nearest_refused
+from planner.simulated import step_of
 from planner.split import Split
 from planner.targets import TARGETS, stated
 from planner.textbook import Figure
@@ -132,12 +134,28 @@ def books(result: SearchResult) -> list[str]:
 
 
 def split_lines(shortlist: Shortlist) -> list[str]:
-    """Which layouts of the shortlist have uneven stages, and what that gains; equal splits on one line."""
+    """Which layouts of the shortlist have uneven stages, and what that gains, equal splits on one line; what executing them showed."""
     ranks: dict[str, list[int]] = {}
     for rank, split in enumerate(shortlist.splits, start=1):
         if split is not None:
             ranks.setdefault(split_words(split), []).append(rank)
-    return [f"#{ranges(own)} uneven: {words}" for words, own in ranks.items()]
+    uneven = [f"#{ranges(own)} uneven: {words}" for words, own in ranks.items()]
+    return uneven + ([executed_line(shortlist)] if shortlist.executed else [])
+
+
+def executed_line(shortlist: Shortlist) -> str:
+    """How many pipelines were executed event by event, which moved by that, and of what the proofs are."""
+    found = shortlist.executed
+    assert found is not None
+    pairs = zip(shortlist.rows.step_seconds.tolist(), shortlist.formula_seconds, strict=True)
+    moved = [rank for rank, (step, formula) in enumerate(pairs, start=1) if formula and abs(step / formula - 1.0) > TELLING]
+    words = f"{found.number} pipelines that no formula knows (interleaved, zero-bubble, V) executed event by event: "
+    words += f"{found.moved} moved by over {TELLING:.0%}" if found.moved else f"none moved by over {TELLING:.0%}"
+    words += f", up to {found.farthest:+.1%}" if found.moved else ""
+    words += f"; of those shown #{ranges(moved)}" if moved else ""
+    words += f"; by the formulas {short_label(found.leader)} would lead" if found.leader else ""
+    words += "" if found.complete else f"; others that come within {NEAR - 1:.0%} by the formula were not"
+    return f"{words}; splits and proofs are the formulas'"
 
 
 MOST_OTHERS = 3
@@ -152,7 +170,9 @@ def other_meshes(result: SearchResult, shortlist: Shortlist) -> list[str]:
     others = [int(row) for row in np.sort(rows) if tuple(meshes[row].tolist()) not in shown][:MOST_OTHERS]
     if not others or len(shown) > MOST_OTHERS:
         return []
-    words = [f"{short_label(x.layout(row))} ({result.ranked.step_seconds[row] / first - 1:+.1%})" for row in others]
+    jobs, stack = jobs_by_framework(result.scenario), result.ranked.stack
+    steps = [float(step_of(jobs[int(stack[row])], x.layout(row)).total[0]) for row in others]
+    words = [f"{short_label(x.layout(row))} ({step / first - 1:+.1%})" for row, step in zip(others, steps, strict=True)]
     return [f"best of other sizes: {', '.join(words)}"]
 
 

@@ -16,7 +16,8 @@ from planner.cost.arrays import PIECE
 from planner.cost.estimate import memory_of, time_of
 from planner.errors import NoLayoutFits
 from planner.explain import complete_layout
-from planner.refine import bounds, can_split, refined
+from planner.refine import refined
+from planner.refinement import bounds, can_split
 from planner.report.write import write_atomically
 from planner.request import Request, make_scenario
 from planner.robustness import robustness_of

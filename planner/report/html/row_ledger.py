@@ -10,11 +10,11 @@ import pandas as pd
 from planner.answer import Answer
 from planner.cost import memory
 from planner.cost.arrays import Floats
-from planner.cost.estimate import time_of
 from planner.cost.memory import Memory
 from planner.cost.stages import Stages, all_stages
 from planner.cost.step import StepSeconds
 from planner.scenario import Job
+from planner.simulated import step_of
 from planner.units import GIB
 from solver.layout import V_SHAPED, Layout, columns_of
 
@@ -55,4 +55,4 @@ def job_ledger(job: Job, layout: Layout) -> RowLedger:
     stages = all_stages(job, layout.pipeline_parallel, layout.virtual_pipeline, layout.schedule in V_SHAPED)
     rows = x.take(np.zeros(layout.pipeline_parallel, dtype=np.int64))
     per_stage = memory.stage_memory(job, rows, stages, memory.loads(job, rows))
-    return RowLedger(layout, job, stages, per_stage, memory.need_bytes(job, per_stage), time_of(job, x))
+    return RowLedger(layout, job, stages, per_stage, memory.need_bytes(job, per_stage), step_of(job, layout))
