@@ -29,8 +29,8 @@ class NoLayoutFits(Exception):
         self.result = result
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known names closest to ``word``, as the end of an error message.
+def nearest(word: str, known: Iterable[str], most: int = MOST_NAMED) -> str:
+    """The known names closest to ``word``, as the end of an error message; where none is close, at most so many of all.
 
     >>> nearest("h10", ["h100-sxm-80gb", "a100-sxm-80gb", "v100"])
     "; did you mean 'h100-sxm-80gb' or 'v100'?"
@@ -41,8 +41,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close += [n for n in difflib.get_close_matches(needle, names, n=3, cutoff=0.4) if n not in close]
     if not close:
         names.sort(key=lambda name: not name[:1].isalpha())  # names before short aliases such as 70b
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        return f"; known: {', '.join(names[:MOST_NAMED])}{more}" if names else ""
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        return f"; known: {', '.join(names[:most])}{more}" if names else ""
     quoted = [f"'{name}'" for name in close[:3]]
     listing = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
     return f"; did you mean {listing}?"

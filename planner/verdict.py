@@ -7,17 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.cost.estimate import memory_of, time_of
+from planner.cost.estimate import memory_of
 from planner.cost.memory import OUT_OF_MEMORY
+from planner.cost.stages import even_sizes, stage_of_chunk
 from planner.errors import InputError
 from planner.explain import Explanation, completed
+from planner.frameworks import NAMES
 from planner.frameworks.config import ILLEGAL, Config, Finding
 from planner.frameworks.reading import setting_rules
 from planner.request import Request, make_scenario
 from planner.scenario import Job, Scenario
+from planner.simulated import step_of
 from planner.split import with_split
 from planner.why_not import WhyNot, why_not
-from solver.layout import Layout, columns_of
+from solver.layout import LABEL_ORDER, V_SHAPED, Layout, columns_of
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,29 @@ class Planned:
     def job(self) -> Job:
         """The job as the configuration runs it: its framework's stack with its switches, its split of layers."""
         own = self.scenario.job_in(self.scenario.choices.framework)
-        return with_split(own, self.layers_per_stage) if self.layers_per_stage else own
+        return with_split(own, self.run_split) if self.run_split else own
 
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
         """Its split of layers where that is not even; empty: even."""
         return self.config.layers_per_stage
 
+    @property
+    def run_split(self) -> tuple[int, ...]:
+        """The split that it runs, the even one too: nobody but the file chooses it. Empty without a pipeline."""
+        stages, chunks = self.layout.pipeline_parallel, self.layout.virtual_pipeline
+        if self.layers_per_stage or stages == 1 or stages * chunks > self.scenario.job.model.num_layers:
+            return self.layers_per_stage
+        sizes = even_sizes(self.scenario.job_in(self.scenario.choices.framework), stages * chunks)
+        owner = stage_of_chunk(stages, chunks, self.layout.schedule in V_SHAPED)
+        return tuple(int(sum(sizes[owner == stage])) for stage in range(stages))
+
 
 def planned(config: Config, request: Request) -> Planned:
     """What a configuration asks for; ``request`` says what it leaves open, and wins. Raises InputError for what is missing."""
+    if request.framework not in (None, config.framework):
+        raise InputError(f"{config.path}: is a configuration of {NAMES[config.framework]}: leave --framework {request.framework} out")
+    config = with_axes(config, request)
     whole = request.over(dataclasses.replace(config.request, framework=config.framework))
     if whole.num_gpus is None:
         raise InputError(f"{config.path}: states no number of GPUs: give --gpus")
@@ -51,6 +67,55 @@ def planned(config: Config, request: Request) -> Planned:
     own = Planned(config, dataclasses.replace(scenario, switches=config.software), completed(scenario, config.layout, str(config.path)))
     check_split(own)
     return own
+
+
+def with_axes(config: Config, request: Request) -> Config:
+    """A configuration whose axes are those that the request pins, and what follows from them. Raises InputError for several values."""
+    pins = {axis: values for axis in LABEL_ORDER if (values := getattr(request, axis)) is not None}
+    for axis, values in pins.items():
+        if len(values) != 1:
+            told = ", ".join(map(str, values))
+            raise InputError(f"{config.path}: {axis} = {told}: one layout is judged, so give one value (or use 'planner search --from')")
+    new = {axis: values[0] for axis, values in pins.items() if config.layout.get(axis) != values[0]}
+    if not new:
+        return config
+    layout = {**{axis: value for axis, value in config.layout.items() if axis not in _left_open(config, new)}, **new}
+    groups = config.layout.get("expert_tensor_parallel", 1)
+    if groups != 1 and groups == config.layout.get("tensor_parallel") and "expert_tensor_parallel" not in pins:
+        layout["expert_tensor_parallel"] = layout["tensor_parallel"]  # experts are split as the rest is
+    if layout.get("pipeline_parallel") == 1:
+        layout.setdefault("virtual_pipeline", 1)
+    recut = bool(new.keys() & CUTTING)
+    lines = [f"{axis} = {value} by option, in the file {config.layout.get(axis, 'not stated')}" for axis, value in new.items()]
+    lines.append("what is wrong with the file's own settings is told of the file as it stands")
+    lines += ["the layers are split evenly over the new stages"] if recut and config.layers_per_stage else []
+    kept = () if recut else config.layers_per_stage
+    return dataclasses.replace(config, layout=layout, layers_per_stage=kept, assumed=(*config.assumed, *lines))
+
+
+CUTTING = {"pipeline_parallel", "virtual_pipeline", "schedule"}
+"""Axes that cut the model: a split that the file states is one for its own."""
+MESH = {"tensor_parallel", "pipeline_parallel", "context_parallel"}
+
+
+def _left_open(config: Config, new: Mapping[str, int | str]) -> set[str]:
+    """The axes of a file that follow from others, and so are open where those change."""
+    found: set[str] = set()
+    if new.keys() & MESH:
+        found.add("data_parallel")
+    if "recompute" in new or (new.keys() & CUTTING and _recomputes_all(config)):
+        found.add("recompute_layers")
+    if new.get("pipeline_parallel") == 1 or new.get("schedule") in V_SHAPED:
+        found.add("virtual_pipeline")
+    if "virtual_pipeline" in new or "virtual_pipeline" in found:
+        found.add("schedule")
+    return found
+
+
+def _recomputes_all(config: Config) -> bool:
+    """Whether the layers that a file recomputes are all those of a chunk."""
+    chunks = int(config.layout.get("pipeline_parallel", 1)) * int(config.layout.get("virtual_pipeline", 1))
+    return config.model is not None and int(config.layout.get("recompute_layers", 0)) * chunks >= config.model.num_layers
 
 
 def check_split(own: Planned) -> None:
@@ -106,7 +171,7 @@ class Checked:
 def check(config: Config, request: Request) -> Checked:
     """Judges a configuration. Raises InputError for what is missing or contradicts itself."""
     own = planned(config, request)
-    found = why_not(own.scenario, own.layout, own.layers_per_stage)
+    found = why_not(own.scenario, own.layout, own.run_split)
     return Checked(
         planned=own,
         findings=findings(own),
@@ -177,4 +242,4 @@ def better_switches(own: Planned) -> tuple[Switch, ...]:
 def _figures(own: Planned) -> tuple[float, float]:
     """Seconds of the step and bytes of the fullest GPU."""
     x: Any = columns_of([own.layout])
-    return float(time_of(own.job, x).total[0]), float(memory_of(own.job, x).need_bytes[0])
+    return float(step_of(own.job, own.layout).total[0]), float(memory_of(own.job, x).need_bytes[0])

@@ -96,7 +96,7 @@ def judged(path: Path, num_gpus: int | None = GPUS) -> Told:
         check_message(str(error))
         return Told(config, str(error))
     for finding in found:
-        assert "\n" not in finding.text and len(finding.text) < 2 * LONGEST_MESSAGE, finding.text[:1000]
+        assert "\n" not in finding.text and len(finding.text) < LONGEST_MESSAGE, finding.text[:1000]
     return Told(config, findings=tuple(f"{finding.rule}: {finding.text}" for finding in found))
 
 

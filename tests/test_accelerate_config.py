@@ -162,6 +162,24 @@ def test_the_rule_finds_its_case(rule: str, reading: Writing) -> None:
     assert not found(reading(), job())
 
 
+def test_the_launchers_flags_win_over_the_file_and_its_rules_read_them(reading: Writing, tmp_path: Path) -> None:
+    reading()
+    script = tmp_path / "run.sh"
+    flags = "--num_processes 30 --num_machines 4 --mixed_precision fp16 --debug"
+    script.write_text(f"accelerate launch --config_file {FILE} {flags} train.py\n")
+    config = read_config(script)
+    assert (config.request.num_gpus, config.request.gpus_per_node, config.request.precision) == (30, None, "fp16")
+    assert "30 on num_machines = 4: 7 start on each" in found(config, job(30))["A22"] and "--debug" in config.ignored
+    script.write_text(f"accelerate launch --config_file {FILE} --num_processes 8.5 train.py\n")
+    with pytest.raises(InputError, match=r"run.sh: --num_processes = '8.5' must be a whole number from 1 to 10,000,000"):
+        read_config(script)
+
+
+def test_an_unknown_key_of_the_deepspeed_block_is_found(reading: Writing) -> None:
+    config = reading(distributed_type="DEEPSPEED", fsdp_config=..., deepspeed_config={"zero_stage": 2, "zero_stag": 3})
+    assert "deepspeed_config.'zero_stag' is read by nobody; did you mean 'zero_stage'" in found(config, job())["A21"]
+
+
 def test_recompute_by_both_is_found_where_the_script_shows_it(reading: Writing, tmp_path: Path) -> None:
     reading(fsdp_config=fsdp(fsdp_activation_checkpointing=True))
     script = tmp_path / "run.sh"
@@ -224,6 +242,15 @@ def test_what_is_written_is_read_back(axes: dict[str, Any], tmp_path: Path) -> N
     assert (config.request.model, config.request.global_batch_size, config.request.seq_len) == (scenario.job.model.name, 128, 32768)
     own = scenario.job_in("accelerate")
     assert not found(config, own) and not found(read_config(tmp_path / FILE, 64), own)
+
+
+def test_the_model_is_a_variable_whose_default_is_read_back(tmp_path: Path) -> None:
+    scenario = make_scenario(Request(model="8b", num_gpus=64, global_batch_size=128, framework="accelerate"))
+    target = target_of(scenario, "accelerate", Layout(data_parallel=64, zero_stage=3))
+    script = launch_script(target, write(target))
+    assert '--model_name_or_path "${MODEL:-llama-3.1-8b}"' in script
+    (tmp_path / "launch.sh").write_text("MODEL=meta-llama/Llama-3.2-1B\n" + script)
+    assert read_config(tmp_path / "launch.sh", 64).request.model == "llama-3.2-1b"
 
 
 # Broken files

@@ -111,6 +111,14 @@ BOMBS: dict[str, Callable[[], tuple[str, str]]] = {
     "long text in yaml": lambda: ("x.yaml", "tensor_model_parallel_size: '" + "x" * 900_000 + "'\nmicro_batch_size: 1\n"),
     "sixties in yaml": lambda: ("x.yaml", "micro_batch_size: " + "1:" * 300_000 + "1\n"),
     "broken sixties in yaml": lambda: ("x.yaml", "micro_batch_size: " + "1:" * 300_000 + "1.5\n"),
+    "a number of thousands of hexadecimal digits": lambda: ("x.yaml", "num_layers: 4\nmicro_batch_size: 0x" + "f" * 5000 + "\n"),
+    "the same in toml": lambda: ("x.toml", "[training]\nseq_len = 0x" + "f" * 5000 + "\n[model]\nflavor = '8B'\n"),
+    "a key of as many digits": lambda: ("x.yaml", "model: {tensor_model_parallel_size: 1, 0x" + "f" * 5000 + ": 1}\n"),
+    "fewer sixties in yaml": lambda: ("x.yaml", "tensor_model_parallel_size: 1\nmicro_batch_size: " + "1:" * 50_000 + "1\n"),
+    "octal digits in yaml": lambda: ("x.yaml", "num_layers: 4\nmicro_batch_size: 0" + "7" * 6000 + "\n"),
+    "digits in yaml": lambda: ("x.yaml", "num_layers: 4\nmicro_batch_size: '" + "9" * 120_000 + "'\n"),
+    "unknown keys in toml": lambda: ("x.toml", "[job]\n[parallelism]\n[training]\n" + _lines("seq_lem{} = 1", 7000)),
+    "unknown keys in yaml": lambda: ("x.yaml", "distributed_type: FSDP\nfsdp_config:\n" + _lines("  fsdp_k{}: 1", 7000)),
     "tables merged often": lambda: ("x.yaml", f"a: &a {{{', '.join(f'k{i}: 1' for i in range(1000))}}}\n" + "b: {<<: *a}\n" * 3000),
     "many numbers in yaml": lambda: ("x.yaml", "micro_batch_size: [" + "1," * 500_000 + "]\n"),
     "many tables in toml": lambda: ("x.toml", "".join(f"[t{i}]\n" for i in range(300_000))),
@@ -154,6 +162,11 @@ BOMBS: dict[str, Callable[[], tuple[str, str]]] = {
     "a pattern that computes": lambda: ("x.sh", RUN + " 9 --num-experts 8 --moe-layer-freq '9**9**9**9'"),
     "many layers": lambda: ("x.yaml", GOOD["megatron_yaml"].text.replace("num_layers: 32", "num_layers: 999999999999")),
 }  # fmt: skip
+
+
+def _lines(form: str, number: int) -> str:
+    """A line per number."""
+    return "".join(f"{form.format(place)}\n" for place in range(number))
 
 
 def _aliases(form: str, pair: str = "") -> str:

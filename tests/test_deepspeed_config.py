@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,7 @@ TRAPS: dict[str, tuple[dict[str, Any], str]] = {
     "D34": ({"sequence_parallel_size": 8}, "nearest: 4096, 4104"),
     "D36": ({"train_micro_batch_size_per_gpu": AUTO, "train_batch_size": AUTO}, "DeepSpeed itself stops"),
     "D38": ({"train_batch_size": "256"}, "without quotes"),
+    "D39": ({"sequence_parallel_size": 8}, "is up to the model's attention"),
 }
 
 
@@ -224,6 +226,15 @@ def test_the_rule_finds_its_case(rule: str, reading: Writing) -> None:
     own = job(8, seq_len=4100) if rule == "D34" else job(8)
     assert text in found(config, own)[rule]
     assert rule not in found(reading(8), own)
+
+
+def test_unknown_keys_inside_blocks_are_told_as_refused_or_passed_over(reading: Writing) -> None:
+    offload = {"stage": 3, "offload_optimizer": {"device": "none", "rato": 0.5}}
+    said = found(reading(8, zero_optimization=offload, optimizer={"type": "Adam", "lr": 1}), job())
+    assert said["D23"] == "zero_optimization.offload_optimizer has no key 'rato'; did you mean 'ratio'?"
+    assert said["D22"].startswith("optimizer has no key 'lr', and DeepSpeed says nothing; known: ")
+    many = found(reading(8, **{f"key{place}": 1 for place in range(1000)}), job())["D22"]
+    assert re.search(r"; and 99[789] more$", many) and len(many) < 400
 
 
 def test_scripts_have_rules_of_their_own(scripting: Writing) -> None:
@@ -262,6 +273,10 @@ LAYOUTS: tuple[tuple[str, int, dict[str, Any]], ...] = (
 )
 
 
+ALWAYS_TOLD = {"D39"}
+"""True of every layout that splits the sequence, ours too: whether the model's attention takes part stands in no file."""
+
+
 @pytest.mark.parametrize("model, num_gpus, axes", LAYOUTS)
 def test_what_is_written_is_read_back(model: str, num_gpus: int, axes: dict[str, Any], tmp_path: Path) -> None:
     scenario = make_scenario(Request(model=model, num_gpus=num_gpus, global_batch_size=256, seq_len=2048, framework="deepspeed"))
@@ -278,7 +293,7 @@ def test_what_is_written_is_read_back(model: str, num_gpus: int, axes: dict[str,
     assert (config.request.global_batch_size, config.request.seq_len) == (256, 2048)
     if config.model is not None:
         assert parameters.total(config.model) == parameters.total(scenario.job.model)
-    assert not found(config, scenario.job_in("deepspeed"))
+    assert set(found(config, scenario.job_in("deepspeed"))) == (ALWAYS_TOLD if layout.context_parallel > 1 else set())
 
 
 def test_the_exported_json_holds_no_key_that_deepspeed_does_not_know(tmp_path: Path) -> None:

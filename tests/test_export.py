@@ -27,8 +27,8 @@ LABELS = {
     "deepspeed": "tp2-pp4-dp8-zero1-mb1-full",
     "accelerate": "tp4-dp16-zero3-mb1-full",
 }
-READABLE = {"megatron-bridge": "megatron_bridge.yaml"}
-"""The file of an export that is read back, where it is not the launch script."""
+READABLE = {"megatron-bridge": ("launch.sh", "megatron_bridge.yaml")}
+"""The files of an export that are read back, where that is not the launch script alone."""
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -36,11 +36,12 @@ def test_an_export_reads_back_as_the_same_layout(tmp_path: Path, command: Comman
     wishes = ("--model", "8b", "--gpus", "64", "--global-batch", "128", "--seq-len", "8192", "--framework", framework)
     done = command("export", *wishes, "--layout", LABELS[framework], "--output", str(tmp_path))
     assert done.code == 0, done.err
-    path = tmp_path / READABLE.get(framework, "launch.sh")
     scenario = make_scenario(Request(**DENSE, framework=framework))
-    own = planned(read_config(path, 64), Request(**DENSE))
-    assert own.layout == complete_layout(scenario, LABELS[framework])
-    assert own.config.framework == framework
+    for name in READABLE.get(framework, ("launch.sh",)):
+        own = planned(read_config(tmp_path / name, 64), Request(**DENSE))
+        assert own.layout == complete_layout(scenario, LABELS[framework])
+        assert own.config.framework == framework
+    assert read_config(tmp_path / "launch.sh").request.num_gpus == 64
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -61,8 +62,23 @@ def test_bash_starts_the_script_with_every_word_in_its_place(tmp_path: Path, fra
     for launcher in ("torchrun", "accelerate"):
         (tmp_path / launcher).write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
         (tmp_path / launcher).chmod(0o755)
-    open_ones = ("DATA_PATH", "TOKENIZER_TYPE", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "SAVE_INTERVAL", "LEARNING_RATE", "TRAIN_ITERS")
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NODE_RANK": "5", "TRAINING_SCRIPT": "train.py", **dict.fromkeys(open_ones, "x")}
+    open_ones = (
+        "DATA_PATH",
+        "TOKENIZER_TYPE",
+        "TOKENIZER_MODEL",
+        "CHECKPOINT_DIR",
+        "SAVE_INTERVAL",
+        "LEARNING_RATE",
+        "TRAIN_ITERS",
+        "ROTARY_BASE",
+    )
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "NODE_RANK": "5",
+        "MASTER_ADDR": "first",
+        "TRAINING_SCRIPT": "train.py",
+        **dict.fromkeys(open_ones, "x"),
+    }
     ran = subprocess.run(["bash", "launch.sh", "--extra", "a b"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     words = ran.stdout.splitlines()
     rank = "--machine_rank" if framework == "accelerate" else "--node-rank"
@@ -73,7 +89,11 @@ def test_bash_starts_the_script_with_every_word_in_its_place(tmp_path: Path, fra
 def test_an_open_variable_stops_the_script_with_its_name(tmp_path: Path) -> None:
     scenario = make_scenario(Request(**DENSE, framework="megatron"))
     script = export(scenario, "megatron", complete_layout(scenario, LABELS["megatron"])).files["launch.sh"]
-    ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    environment = {"PATH": "/usr/bin:/bin"}
+    ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode != 0 and "MASTER_ADDR" in ran.stderr
+    environment |= {"MASTER_ADDR": "first", "NODE_RANK": "0"}
+    ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ran.returncode != 0 and "DATA_PATH" in ran.stderr
 
 

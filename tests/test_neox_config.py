@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from planner.catalogue import load
 from planner.catalogue.schema import Model
-from planner.verdict import check
 from planner.cost import parameters
 from planner.errors import InputError
 from planner.export import export
@@ -21,6 +20,7 @@ from planner.frameworks.deepspeed_settings import SETTING_RULES
 from planner.frameworks.reading import read_config
 from planner.request import Request, make_scenario
 from planner.scenario import Job
+from planner.verdict import check
 
 DATA = Path(__file__).parent / "data" / "configs"
 ZERO3, NEOX = DATA / "deepspeed_zero3_70b.json", DATA / "neox_20b.yml"

@@ -42,6 +42,12 @@ SCRIPTS = {
     "layouts": 'L="Et*3|(tt|)*29,m|L"\ntorchrun p.py --pipeline-model-parallel-layout "$L"\n',
     "comments": 'A=1 # the "first\n# torchrun q.py --x 9\ntorchrun p.py --x $A --y a#b # tail\n',
     "the caller's words": 'A=(--x 1)\ntorchrun p.py "${A[@]}" "$@"\n',
+    "branches": 'S=7b\nif [ $S = "7b" ]; then\n L=32\nelif [ $S = 13b ]; then\n L=40\nelse\n L=80\nfi\ntorchrun p.py --x $L\n',
+    "a branch on one line": "S=1\nif [ $S -eq 0 ]; then A=1; else A=2; fi\ntorchrun p.py --x $A\n",
+    "nested branches": 'S=1\nA=0\nif [ $S -eq 0 ]; then\n if [ $S -eq 0 ]; then A=1; fi\nfi\nif [[ $S -gt 0 ]]; then A="$A 3"; fi\n'
+    "torchrun p.py $A\n",
+    "tests before a word": 'A=0\n[ 4 -gt 16 ] && A=1\n[ 4 -lt 16 ] && B=2\n[ -z "$C" ] || C=3\nC=4\ntorchrun p.py --x "$A" --y $B --z $C\n',
+    "several on a line": "A=1; B=2\nC=3 D=4\ncd . && torchrun p.py --x $A $B $C $D\n",
     "exports": "export N=3\nexport M=$N\ntorchrun p.py --x ${M}\n",
 }
 
@@ -55,6 +61,16 @@ def test_what_only_the_shell_knows_is_told(tmp_path: Path) -> None:
     found = script(tmp_path, 'D=$(date +%s)\ntorchrun --node_rank $NODE_RANK p.py --save $D --data "$1" --gpus $(nvidia-smi -L | wc -l)\n')
     assert set(found.unknown) == {"$(date +%s)", "$NODE_RANK", "$1", "$(nvidia-smi -L | wc -l)"}
     assert found.words[:4] == ("torchrun", "--node_rank", "$NODE_RANK", "p.py")
+
+
+def test_a_condition_that_only_the_shell_can_decide_is_told_and_its_branch_taken(tmp_path: Path) -> None:
+    found = script(tmp_path, 'if [ -n "$SLURM_JOB_ID" ]; then\n A=1\nelse\n A=2\nfi\ntorchrun p.py --x $A\n')
+    assert found.words[-1] == "1" and any("SLURM_JOB_ID" in note for note in found.notes)
+
+
+def test_a_pipe_inside_a_substitution_cuts_nothing(tmp_path: Path) -> None:
+    text = "M=$(scontrol show hostnames $N | head -n 1)\ntorchrun --master_addr $M --node `hostname | cut -c1` p.py --x 1\n"
+    assert script(tmp_path, text).words[-3:] == ("p.py", "--x", "1")
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:

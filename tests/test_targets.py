@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from planner import spec
-from planner.explain import complete_layout
 from planner.catalogue import load
 from planner.catalogue.schema import Software
 from planner.cli.terminal import rendered
@@ -21,6 +20,7 @@ from planner.cost.bound import least_work
 from planner.cost.estimate import time_of
 from planner.cost.memory import AT_RISK, FITS
 from planner.errors import InputError
+from planner.explain import complete_layout
 from planner.fewest import attempt, node_counts, on_gpus, too_slow
 from planner.frameworks.legality import jobs_by_framework
 from planner.lifting import limits_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_the_ledger_is_that_of_the_layout(tmp_path: Path) -> None:
     found = check(read_config(script(tmp_path, GOOD), 64), ON_64)
     own = found.planned
     assert own.layout.label == "tp2-pp4-vp1-cp1-ep1-dp8-zero1-mb1-none"
-    same = explain(own.scenario, own.layout, own.layers_per_stage)
+    same = explain(own.scenario, own.layout, own.run_split)
     assert found.explanation.step is not None and same.step is not None
     assert float(found.explanation.step.total[0]) == float(same.step.total[0])
     assert found.legal and found.good and not found.findings and not found.switches
@@ -78,6 +79,46 @@ def test_options_win_over_the_file_and_fill_what_it_leaves_open(tmp_path: Path) 
     own = planned(config, Request(num_gpus=128, global_batch_size=256, gpu="b200"))
     assert (own.scenario.job.num_gpus, own.scenario.job.global_batch_size, own.scenario.job.gpu.name) == (128, 256, "b200")
     assert own.layout.data_parallel == 16
+
+
+UNEVEN = f"{GOOD} --decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 13"
+TRIES: tuple[tuple[dict[str, tuple[int | str, ...]], str, tuple[int, ...]], ...] = (
+    ({"tensor_parallel": (4,)}, "tp4-pp4-vp1-cp1-ep1-dp4-zero1-mb1-none", (5, 7, 7, 13)),
+    ({"pipeline_parallel": (2,)}, "tp2-pp2-vp1-cp1-ep1-dp16-zero1-mb1-none", ()),
+    ({"pipeline_parallel": (4,), "micro_batch_size": (2,)}, "tp2-pp4-vp1-cp1-ep1-dp8-zero1-mb2-none", (5, 7, 7, 13)),
+    ({"virtual_pipeline": (2,), "recompute": ("full",)}, "tp2-pp4-vp2-cp1-ep1-dp8-zero1-mb1-full4", ()),
+    ({"schedule": ("zero_bubble_v",)}, "tp2-pp4-vp2-cp1-ep1-dp8-zero1-mb1-none-zero_bubble_v", ()),
+    ({"tensor_parallel": (4,), "data_parallel": (8,)}, "tp4-pp4-vp1-cp1-ep1-dp8-zero1-mb1-none", (5, 7, 7, 13)),
+)
+
+
+@pytest.mark.parametrize(("pins", "label", "split"), TRIES, ids=[label for _, label, _ in TRIES])
+def test_an_axis_given_beside_a_file_overrides_the_files_and_what_follows_is_open(
+    tmp_path: Path, pins: dict[str, Any], label: str, split: tuple[int, ...]
+) -> None:
+    own = planned(read_config(script(tmp_path, UNEVEN), 64), Request(num_gpus=64, **pins))
+    assert (own.layout.label, own.layers_per_stage) == (label, split)
+    told = [axis for axis in pins if any(line.startswith(f"{axis} = ") and "by option" in line for line in own.config.assumed)]
+    assert told == [axis for axis, (value,) in pins.items() if (axis, value) != ("pipeline_parallel", 4)]
+
+
+@pytest.mark.parametrize(("layers", "label"), [(8, "full16"), (3, "full3")])
+def test_a_file_that_recomputes_every_layer_still_does_on_fewer_stages(tmp_path: Path, layers: int, label: str) -> None:
+    path = script(tmp_path, f"{GOOD} --recompute-granularity full --recompute-method block --recompute-num-layers {layers}")
+    own = planned(read_config(path, 64), Request(num_gpus=64, pipeline_parallel=(2,)))
+    assert own.layout.label == f"tp2-pp2-vp1-cp1-ep1-dp16-zero1-mb1-{label}"
+
+
+def test_the_tensor_group_of_experts_follows_where_it_is_that_of_the_rest(tmp_path: Path) -> None:
+    experts = f"{GOOD} --num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 4096"
+    own = planned(read_config(script(tmp_path, experts), 64), Request(num_gpus=64, tensor_parallel=(4,)))
+    assert (own.layout.tensor_parallel, own.layout.expert_tensor_parallel) == (4, 4)
+
+
+def test_several_values_of_an_axis_beside_a_file_are_refused(command: Command, tmp_path: Path) -> None:
+    done = command("check", str(script(tmp_path, GOOD)), "--gpus", "64", "--tp", "2,4")
+    assert done.code == 2 and "tensor_parallel = 2, 4: one layout is judged, so give one value" in done.err and done.err.count("\n") == 1
+    assert "tp4-pp4" in command("check", str(script(tmp_path, GOOD)), "--gpus", "64", "--tp", "4").out
 
 
 def test_what_nobody_states_is_asked_for(tmp_path: Path) -> None:
@@ -125,3 +166,18 @@ def test_from_a_file_the_search_takes_model_and_workload_and_not_the_layout(comm
 def test_a_file_that_is_not_there_is_one_line(command: Command, tmp_path: Path, name: str) -> None:
     done = command("check", str(tmp_path / name), "--gpus", "8")
     assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1
+
+
+def test_a_file_that_states_no_split_is_costed_evenly(tmp_path: Path) -> None:
+    found = check(read_config(script(tmp_path, GOOD), 64), ON_64)
+    assert found.explanation.stages is not None and found.explanation.stages.layers.tolist() == [8, 8, 8, 8]
+
+
+def test_json_says_not_legal_where_the_page_does(command: Command, tmp_path: Path) -> None:
+    done = command("check", str(script(tmp_path, f"{GOOD} --num-layers 30")), "--gpus", "64", "--format", "json")
+    assert done.code == 1 and json.loads(done.out)["legal"] is False
+
+
+def test_another_framework_than_the_file_s_is_refused(command: Command, tmp_path: Path) -> None:
+    done = command("check", str(script(tmp_path, GOOD)), "--gpus", "64", "--framework", "deepspeed")
+    assert done.code == 2 and "is a configuration of Megatron-LM" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +113,14 @@ def write_pages(found: Answer, wanted: Pages) -> None:
     if wanted.summary_path is not None:
         from planner.report.html.markdown_summary import markdown_summary
 
-        write_file(wanted.summary_path, markdown_summary(found, [str(path) for path in pictures if path.suffix == ".png"]))
+        write_file(wanted.summary_path, markdown_summary(found, relative(pictures, wanted.summary_path)))
     if wanted.trace_path is not None:
         write_trace(wanted.trace_path, timeline, first.label if first is not None else "")
+
+
+def relative(pictures: list[Path], document: Path) -> list[str]:
+    """The PNG pictures as a document names them: from its own folder."""
+    return [os.path.relpath(path, document.parent) for path in pictures if path.suffix == ".png"]
 
 
 def vary_each(scenario: Scenario, layout: Layout) -> Sensitivity:

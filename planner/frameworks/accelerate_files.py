@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from planner.errors import nearest
 from planner.frameworks.accelerate_read import PREFIX, SCRIPT_KIND, SIZES, YAML_KIND
 from planner.frameworks.config import ILLEGAL, TRAP, Config, SettingRule
-from planner.frameworks.files import shown
+from planner.frameworks.files import each_told, hint, shown
 from planner.scenario import Job
 
 KINDS = (YAML_KIND, SCRIPT_KIND)
@@ -27,6 +26,14 @@ FSDP_KEYS = (
     "fsdp_transformer_layer_cls_to_wrap", "fsdp_use_orig_params", "fsdp_version",
 )
 """Source: commands/launch.py and utils/launch.py, what becomes an environment variable."""
+
+DEEPSPEED_KEYS = (
+    "deepspeed_config_file", "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter",
+    "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher", "gradient_accumulation_steps", "gradient_clipping",
+    "offload_optimizer_device", "offload_optimizer_nvme_path", "offload_param_device", "offload_param_nvme_path",
+    "zero3_init_flag", "zero3_save_16bit_model", "zero_stage",
+)
+"""Source: commands/launch.py, the arguments of DeepSpeed, which the block fills in."""
 # fmt: on
 MESH_KEYS = (
     *(PREFIX + key for key in SIZES),
@@ -46,23 +53,30 @@ def unknown_top(config: Config, job: Job) -> str:
         return ""
     names = dict.fromkeys(key.split(".")[0] for key in config.settings if not key.startswith("--"))
     strange = [name for name in names if name not in TOP_KEYS]
-    return "; ".join(f"{shown(name)} is no key of accelerate{nearest(name[:60], TOP_KEYS)}" for name in strange[:3])
+    return each_told(strange, lambda name: f"{shown(name)} is no key of accelerate{hint(name, TOP_KEYS)}")
+
+
+INNER_KEYS = {"fsdp_config": FSDP_KEYS, "parallelism_config": MESH_KEYS, "deepspeed_config": DEEPSPEED_KEYS}
+"""Block -> its keys that reach somebody."""
 
 
 def unknown_inner(config: Config, job: Job) -> str:
-    """Keys of fsdp_config and parallelism_config that reach nobody."""
+    """Keys inside the blocks that reach nobody."""
     if config.kind not in KINDS:
         return ""
-    found = []
-    for name in block(config, "fsdp_config"):
-        whole = name if name.startswith("fsdp") else f"fsdp_{name}"
-        if whole not in FSDP_KEYS:
-            found.append(f"fsdp_config.{shown(name)} is read by nobody{nearest(name[:60], FSDP_KEYS)}")
-    for name in block(config, "parallelism_config"):
-        if name not in MESH_KEYS:
-            full = f"; write {PREFIX}{name}" if PREFIX + name in MESH_KEYS else nearest(name[:60], MESH_KEYS)
-            found.append(f"parallelism_config.{shown(name)} is read by nobody{full}")
-    return "; ".join(found[:3])
+    strange = [
+        f"{name}.{key}"
+        for name, known in INNER_KEYS.items()
+        for key in block(config, name)
+        if key not in known and not (name == "fsdp_config" and f"fsdp_{key}" in known)
+    ]
+    return each_told(strange, _read_by_nobody)
+
+
+def _read_by_nobody(place: str) -> str:
+    name, _, key = place.partition(".")
+    known, whole = INNER_KEYS[name], PREFIX + key
+    return f"{name}.{shown(key)} is read by nobody{f'; write {whole}' if whole in known else hint(key, known)}"
 
 
 def whole_machines(config: Config, job: Job) -> str:
@@ -84,12 +98,12 @@ def stated_processes(config: Config, job: Job) -> str:
     processes = config.settings.get("num_processes")
     if config.kind not in KINDS or not isinstance(processes, int) or processes in (-1, job.num_gpus):
         return ""
-    return f"num_processes = {processes} but {job.num_gpus} GPUs are asked about: the file's number is what starts"
+    return f"num_processes = {processes} but {job.num_gpus} GPUs are asked about: that number is what starts"
 
 
 FILE_RULES: tuple[SettingRule, ...] = (
     SettingRule("A20", "top-level keys are accelerate's", "commands/config/config_args.py, from_yaml_file", ILLEGAL, unknown_top),
-    SettingRule("A21", "keys inside fsdp_config and parallelism_config are the launcher's", "commands/launch.py", TRAP, unknown_inner),
+    SettingRule("A21", "keys inside the file's blocks are the launcher's", "commands/launch.py", TRAP, unknown_inner),
     SettingRule("A22", "num_processes divides by num_machines", "utils/launch.py, prepare_multi_gpu_env", TRAP, whole_machines),
     SettingRule("A23", "num_processes is the number of GPUs", "commands/launch.py", TRAP, stated_processes),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.frameworks.config import Config
 from planner.frameworks.deepspeed_json import Parts, flat, read_json, stated
-from planner.frameworks.files import Source, open_source, shown, table, truth, whole_number, word_of
+from planner.frameworks.files import Source, listed, open_source, shown, table, truth, whole_number, word_of
 from planner.frameworks.reading import Reader
 from planner.frameworks.shell import read_script
 from planner.frameworks.trainer import behind_program, beside, config_of_parts, flags_of, known, read_flags
@@ -33,6 +33,8 @@ SIZES = {
 """Key of parallelism_config behind its prefix -> axis; "" = part of data_parallel."""
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 """Sharding strategy of FSDP 1 -> ZeRO stage; it may also be given by its number. Source: utils/constants.py, FSDP_SHARDING_STRATEGY."""
+ALL_THERE_ARE = ("num_processes", "-1")
+"""A machine that uses all its GPUs."""
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 
 
@@ -58,7 +60,7 @@ def read_launch(source: Source, num_gpus: int | None) -> Config:
     """A script with the file that it hands to the launcher. Raises InputError."""
     script, parts = read_script(source), Parts(source)
     launcher, flags = (flags_of(words) for words in behind_program(script.words))
-    named = known(launcher, "config_file")
+    named, told = known(launcher, "config_file"), launcher_words(source, launcher)
     path = None if named is None else beside(source, script, named)
     framework = "accelerate"
     if path is None:
@@ -66,13 +68,46 @@ def read_launch(source: Source, num_gpus: int | None) -> Config:
     else:
         parts.source = open_source(path)
         parts.read.append(f"{path}: the file that the script hands to accelerate")
-        framework = fill(parts, num_gpus)
+        framework = fill(parts, num_gpus or told.get("num_processes"))
         parts.source = source
-    number = known(launcher, "num_processes")
-    if number is not None and "num_gpus" not in parts.request:
-        parts.request["num_gpus"] = whole_number(source, "--num_processes", number)
+    read_launcher_words(parts, told)
+    others = [f"--{name}" for name in launcher if name not in (*OF_LAUNCHER, *PER_RUN)]
+    if others:
+        parts.ignored.append(listed(others))
     read_flags(parts, flags, num_gpus or parts.request.get("num_gpus"))
     return config_of_parts(parts, SCRIPT_KIND, framework)
+
+
+OF_LAUNCHER = {"num_processes": "num_gpus", "num_machines": "gpus_per_node", "mixed_precision": "precision", "config_file": ""}
+"""The launcher's flags that are read -> what they state; "" = what names the file."""
+PER_RUN = ("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "same_network")
+
+
+def launcher_words(source: Source, launcher: Mapping[str, str]) -> dict[str, Any]:
+    """What the launcher's own flags state; what only the shell knows is left out. Raises InputError."""
+    told: dict[str, Any] = {}
+    for name, most in (("num_processes", 10_000_000), ("num_machines", 1_000_000)):
+        value = known(launcher, name)
+        if value is not None and (name, value) != ALL_THERE_ARE:
+            told[name] = whole_number(source, f"--{name}", value, most=most)
+    if (word := known(launcher, "mixed_precision")) is not None:
+        told["mixed_precision"] = word_of(source, "--mixed_precision", word, ("no", *PRECISIONS))
+    return told
+
+
+def read_launcher_words(parts: Parts, told: Mapping[str, Any]) -> None:
+    """What the launcher's flags state, put over what the file says: they win. Source: commands/launch.py, _validate_launch_command."""
+    parts.settings |= told
+    parts.read += [f"--{name} {value}: {OF_LAUNCHER[name]}" for name, value in told.items()]
+    processes, machines = parts.settings.get("num_processes"), parts.settings.get("num_machines")
+    if "num_processes" in told:
+        parts.request["num_gpus"] = told["num_processes"]
+    if told.keys() & {"num_processes", "num_machines"} and isinstance(processes, int) and isinstance(machines, int):
+        parts.request.pop("gpus_per_node", None)
+        if processes >= 1 and machines >= 1 and processes % machines == 0:
+            parts.request["gpus_per_node"] = processes // machines
+    if "mixed_precision" in told:
+        parts.request["precision"] = PRECISIONS.get(told["mixed_precision"])
 
 
 def fill(parts: Parts, num_gpus: int | None) -> str:

@@ -1,20 +1,26 @@
-"""Reads YAML files of Megatron-Bridge and NeMo, plain or as dotted overrides, by way of Megatron's own fields."""
+"""Reads YAML files of Megatron-Bridge and NeMo, and scripts that hand one to a program, by way of Megatron's own fields."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from planner.frameworks.bridge_keys import MIXED, MODEL, OTHERS, STRATEGY, TRAINER_PRECISIONS, ZERO_ONE, key_of
 from planner.frameworks.config import Config
-from planner.frameworks.files import Source, shown, truth, whole_number, word_of
+from planner.frameworks.files import Source, listed, open_source, shown, truth, whole_number, word_of
 from planner.frameworks.megatron_config import config_of
-from planner.frameworks.megatron_read import settings_of_fields
+from planner.frameworks.megatron_read import TELLING as TELLING_FLAGS
+from planner.frameworks.megatron_read import launcher_sizes, settings_of_fields
 from planner.frameworks.reading import Reader
+from planner.frameworks.shell import read_script
+from planner.frameworks.trainer import beside, flags_of, is_script
 
 KIND = "Megatron-Bridge or NeMo configuration in YAML"
+SCRIPT_KIND = "launch script of Megatron-Bridge"
 TELLING = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size"),
     *("virtual_pipeline_model_parallel_size", "activations_checkpoint_granularity"),
@@ -47,13 +53,24 @@ def leaves(data: Mapping[Any, Any], prefix: str = "", depth: int = 0, seen: set[
 
 def read_bridge(source: Source, num_gpus: int | None = None) -> Config:
     """What the file says. Raises InputError."""
+    return _read(source, keys_of(source), num_gpus)
+
+
+def keys_of(source: Source) -> dict[str, Any]:
+    """The dotted keys of a file with their values. Raises InputError."""
+    found = dict(itertools.islice(leaves(source.data or {}), MOST_KEYS + 1))
+    if len(found) > MOST_KEYS:
+        raise source.fail(f"holds more than {MOST_KEYS:,} keys")
+    return found
+
+
+def _read(source: Source, keys: Mapping[str, Any], num_gpus: int | None, launcher: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    """What dotted keys say, beside what the launcher's words do. Raises InputError."""
     stated: dict[str, Any] = {}
     unknown: list[str] = []
     told: dict[str, str] = {}
     raw: dict[str, Any] = {}
-    for place, (name, value) in enumerate(leaves(source.data or {})):
-        if place > MOST_KEYS:
-            raise source.fail(f"holds more than {MOST_KEYS:,} keys")
+    for name, value in keys.items():
         if value is None:
             continue
         for field, found in fields_of(source, name, value):
@@ -62,12 +79,11 @@ def read_bridge(source: Source, num_gpus: int | None = None) -> Config:
             stated[field], told[field], raw[name] = found, name, value
         if not known(name):
             unknown.append(name)
-    settings, assumed = _completed(source, settings_of_fields(source, stated))
+    settings, assumed = _completed(source, {**settings_of_fields(source, stated), **launcher})
     found_config = config_of(source, KIND, settings, num_gpus, framework="megatron-bridge")
     read = tuple(dict.fromkeys(f"{name} {_text(raw[name])}" for name in told.values()))
-    more = f" and {len(unknown) - 40} more" if len(unknown) > 40 else ""
     ignored = tuple(line for line in found_config.ignored if "not modelled" in line)
-    left = (f"{', '.join(key[:60] for key in unknown[:40])}{more}",) if unknown else ()
+    left = (listed(unknown),) if unknown else ()
     return dataclasses.replace(found_config, read=read, assumed=(*found_config.assumed, *assumed), ignored=(*ignored, *left))
 
 
@@ -117,7 +133,7 @@ def fields_of(source: Source, name: str, value: Any) -> list[tuple[str, Any]]:
     if name == "trainer.num_nodes":
         return [("num_nodes", whole_number(source, name, value))]
     if name == "trainer.devices":
-        return [("gpus_per_node", whole_number(source, name, value))] if not isinstance(value, list) else [("gpus_per_node", len(value))]
+        return [("gpus_per_node", _devices(source, name, value))]
     if name == "trainer.precision":
         return [(TRAINER_PRECISIONS[str(value)], True)] if str(value) in TRAINER_PRECISIONS else []
     if name == "model.activation":
@@ -126,6 +142,15 @@ def fields_of(source: Source, name: str, value: Any) -> list[tuple[str, Any]]:
         return _optimizer(str(value))
     field = tables().get(table, {}).get(key)
     return _field(source, name, field, value) if field else []
+
+
+def _devices(source: Source, name: str, value: Any) -> int:
+    """GPUs of a node: their number, or a list of theirs. Raises InputError."""
+    if not isinstance(value, list):
+        return whole_number(source, name, value)
+    if not value:
+        raise source.fail(f"{name} = an empty list must name at least one GPU, or be their number such as 8")
+    return len({whole_number(source, name, item, least=0, most=1 << 20) for item in value})
 
 
 def _field(source: Source, name: str, field: str, value: Any) -> list[tuple[str, Any]]:
@@ -169,4 +194,53 @@ RECIPES_HAVE = {"use_distributed_optimizer": "zero_stage 1", "overlap_grad_reduc
 """Switches that every recipe has on. A file that states its optimizer states them too."""
 
 
-READERS = (Reader(KIND, is_bridge, read_bridge),)
+# Launch scripts
+
+CONFIG_FILE = re.compile(r"(?<![\w.-])--config-file\b")
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+"""A word that overrides a key of the file: model.tensor_model_parallel_size=4."""
+
+
+def is_launch(source: Source) -> bool:
+    """Whether a script hands a configuration to a program, and no flags of Megatron itself."""
+    return is_script(source) and bool(CONFIG_FILE.search(source.text)) and not any(flag in source.text for flag in TELLING_FLAGS)
+
+
+def read_launch(source: Source, num_gpus: int | None = None) -> Config:
+    """A script, the YAML file beside it that it names, and what its words override. Raises InputError."""
+    script = read_script(source)
+    place = next((place for place, word in enumerate(script.words) if word.endswith(".py") or CONFIG_FILE.match(word)), len(script.words))
+    launcher, words = script.words[:place], script.words[place:]
+    flags = flags_of(words)
+    named = flags.pop("config_file", "")
+    path = beside(source, script, named)
+    if path is None:
+        raise source.fail(f"--config-file {shown(named)} is not there; put the file beside the script")
+    inner = open_source(path)
+    overrides = {match[1]: overriding(match[2]) for word in words if (match := OVERRIDE.fullmatch(word))}
+    if not is_bridge(inner):
+        raise source.fail(f"--config-file {shown(path.name)} is no Megatron-Bridge configuration: it states no parallel size of the model")
+    connections = "CUDA_DEVICE_MAX_CONNECTIONS"
+    known_words = launcher_sizes(launcher) | {connections: script.environment.get(connections, "")}
+    found = _read(inner, keys_of(inner) | overrides, num_gpus, known_words)
+    read = (f"{path}: the configuration that the script names", *found.read)
+    others = [f"--{name}" for name in flags]
+    ignored = (*found.ignored, *((listed(others),) if others else ()))
+    return dataclasses.replace(found, path=source.path, kind=SCRIPT_KIND, read=read, ignored=ignored)
+
+
+def overriding(text: str) -> Any:
+    """The value behind key= on a command line.
+
+    >>> overriding("4"), overriding("true"), overriding("[mlp,moe]"), overriding("null"), overriding("'Et*2|t*2L'")
+    (4, True, ['mlp', 'moe'], None, 'Et*2|t*2L')
+    """
+    words = {"true": True, "false": False, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if text.startswith("[") and text.endswith("]"):
+        return [overriding(item.strip()) for item in text[1:-1].split(",") if item.strip()]
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text.strip("'\"")
+
+
+READERS = (Reader(SCRIPT_KIND, is_launch, read_launch), Reader(KIND, is_bridge, read_bridge))

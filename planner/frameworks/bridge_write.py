@@ -38,7 +38,7 @@ def write(target: Target) -> Launch:
     return Launch(
         files={FILE: head(target, keys) + body(keys)},
         environment=environment(target),
-        arguments={"CONFIG_ARGS": (f'--config-file "$(dirname "$0")/{FILE}"',)},
+        arguments={"CONFIG_ARGS": (f"--config-file {FILE}",)},
         program=PROGRAM,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.frameworks.deepspeed_keys import REMOVED, TOP_KEYS
-from planner.frameworks.files import Source, shown, table, truth, whole_number
+from planner.frameworks.files import Source, listed, shown, table, truth, whole_number
 
 AUTO = "auto"
 """Hugging Face's Trainer and accelerate put a value in its place before DeepSpeed reads it."""
@@ -82,9 +82,9 @@ def read_json(parts: Parts, data: Mapping[str, Any], num_gpus: int | None) -> No
     read_optimizer(parts, data)
     read_recompute(parts, data)
     read_batch(parts, data, num_gpus)
-    for key in data:
-        if str(key) not in TOP_KEYS and str(key) not in REMOVED:
-            parts.ignored.append(f"{shown(str(key))}: no key of DeepSpeed")
+    strange = [str(key) for key in data if str(key) not in TOP_KEYS and str(key) not in REMOVED]
+    if strange:
+        parts.ignored.append(f"no keys of DeepSpeed: {listed(strange)}")
 
 
 def read_sharding(parts: Parts, data: Mapping[str, Any]) -> None:

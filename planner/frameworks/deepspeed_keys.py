@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 # fmt: off
 TOP_KEYS = (
     "activation_checkpointing", "aio", "autotuning", "bf16", "bfloat16", "checkpoint", "comet", "comms_logger",
@@ -44,9 +47,29 @@ BLOCKS: dict[str, tuple[str, ...]] = {
         "injection_policy_tuple", "partition_config", "preset_model", "keep_module_on_host", "replace_with_kernel_inject",
         "kernel_inject",
     ),
+    "zero_optimization.offload_param": ("device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"),
+    "zero_optimization.offload_optimizer": (
+        "device", "nvme_path", "buffer_count", "pin_memory", "pipeline_read", "pipeline_write", "fast_init", "ratio", "super_offload",
+        "cpuadam_cores_perc",
+    ),
 }
-"""Blocks whose keys are closed: DeepSpeed refuses any other. Source: runtime/zero/config.py, precision_config.py,
-tensor_parallel/config.py and config_utils.py (extra="forbid")."""
+"""Blocks whose keys are closed: DeepSpeed refuses any other. Source: runtime/zero/config.py and offload_config.py,
+precision_config.py, tensor_parallel/config.py and config_utils.py (extra="forbid")."""
+
+OPEN_BLOCKS: dict[str, tuple[str, ...]] = {
+    "optimizer": ("type", "params", "legacy_fusion"),
+    "scheduler": ("type", "params"),
+    "data_types": ("grad_accum_dtype",),
+    "activation_checkpointing": (
+        "partition_activations", "number_checkpoints", "contiguous_memory_optimization", "synchronize_checkpoint_boundary", "profile",
+        "cpu_checkpointing",
+    ),
+    "pipeline": (
+        "stages", "partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned", "grad_partitioned", "use_reentrant",
+    ),
+}
+"""Blocks of which DeepSpeed reads these keys and passes over any other. Source: runtime/config.py, pipe/engine.py and
+activation_checkpointing/config.py."""
 
 REMOVED = (
     "nebula", "compression_training", "amp", "quantize_training", "sparse_gradients", "eigenvalue", "sparse_attention", "elasticity",
@@ -55,3 +78,20 @@ REMOVED = (
 )
 """Keys that DeepSpeed 0.19 stops at. Source: runtime/config.py, _reject_removed_config_keys."""
 # fmt: on
+
+
+def inner_keys(settings: Mapping[str, Any], blocks: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The keys inside some blocks that these do not have, behind dots; ``settings``: keys with those of tables behind a dot.
+
+    >>> inner_keys({"optimizer.type": "Adam", "optimizer.lr": 1e-4, "zero_optimization.offload_param": {"to": "cpu"}}, OPEN_BLOCKS)
+    ['optimizer.lr']
+    >>> inner_keys({"optimizer.type": "Adam", "zero_optimization.offload_param": {"to": "cpu"}}, BLOCKS)
+    ['zero_optimization.offload_param.to']
+    """
+    deeper = {f"{key}.{inner}": 0 for key, value in settings.items() if key in blocks and isinstance(value, dict) for inner in value}
+    found = []
+    for key in (*settings, *deeper):
+        block, dot, name = key.rpartition(".") if key in deeper else key.partition(".")
+        if dot and name and block in blocks and name not in blocks[block] and key not in REMOVED:
+            found.append(key)
+    return found

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from planner.errors import nearest
 from planner.frameworks.accelerate_files import FILE_RULES
 from planner.frameworks.config import ILLEGAL, TRAP, Config, SettingRule
 from planner.frameworks.deepspeed_batches import BATCH_RULES
 from planner.frameworks.deepspeed_batches import own_settings as own
-from planner.frameworks.deepspeed_keys import BLOCKS, REMOVED, TOP_KEYS
+from planner.frameworks.deepspeed_keys import BLOCKS, OPEN_BLOCKS, REMOVED, TOP_KEYS, inner_keys
 from planner.frameworks.deepspeed_read import INSIDE, JSON_KIND, MEGATRON_KIND
-from planner.frameworks.files import shown
+from planner.frameworks.files import each_told, hint, shown
 from planner.frameworks.neox_read import KIND as NEOX_KIND
 from planner.scenario import Job
 from solver.problem import divisors
@@ -27,22 +26,30 @@ def has_json(config: Config) -> bool:
 
 
 def unknown_keys(config: Config, job: Job) -> str:
-    """Top-level keys that DeepSpeed passes over. A leading underscore marks a comment."""
+    """Keys that DeepSpeed passes over. A leading underscore marks a comment."""
     if not has_json(config):
         return ""
     names = dict.fromkeys(key.split(".")[0] for key in own(config))
     strange = [name for name in names if name not in TOP_KEYS and name not in REMOVED and not name.startswith("_")]
-    return "; ".join(f"{shown(name)} is no key of DeepSpeed, which says nothing{nearest(name[:60], TOP_KEYS)}" for name in strange[:3])
+    return each_told([*strange, *inner_keys(own(config), OPEN_BLOCKS)], _passed_over)
+
+
+def _passed_over(key: str) -> str:
+    block, _, name = key.partition(".")
+    if block in OPEN_BLOCKS and name:
+        return f"{block} has no key {shown(name)}, and DeepSpeed says nothing{hint(name, OPEN_BLOCKS[block])}"
+    return f"{shown(key)} is no key of DeepSpeed, which says nothing{hint(key, TOP_KEYS)}"
 
 
 def unknown_inner_keys(config: Config, job: Job) -> str:
     """Keys inside blocks whose keys are closed."""
-    found = []
-    for key in own(config) if has_json(config) else ():
-        block, _, name = key.partition(".")
-        if block in BLOCKS and name and name not in BLOCKS[block] and key not in REMOVED:
-            found.append(f"{block} has no key {shown(name)}{nearest(name[:60], BLOCKS[block])}")
-    return "; ".join(found[:3])
+    return each_told(inner_keys(own(config), BLOCKS) if has_json(config) else [], _refused)
+
+
+def _refused(key: str) -> str:
+    block = next(block for block in sorted(BLOCKS, key=len, reverse=True) if key.startswith(f"{block}."))
+    name = key.removeprefix(f"{block}.")
+    return f"{block} has no key {shown(name)}{hint(name, BLOCKS[block])}"
 
 
 def removed_keys(config: Config, job: Job) -> str:
@@ -130,7 +137,7 @@ def secondary_shards(config: Config, job: Job) -> str:
     size = own(config).get("zero_optimization.zero_hpz_partition_size", 1)
     if not isinstance(size, int) or isinstance(size, bool) or size <= 1 or job.num_gpus % size == 0:
         return ""
-    return f"zero_hpz_partition_size = {size} does not divide {job.num_gpus} GPUs; legal: {_listed(divisors(job.num_gpus))}"
+    return f"zero_hpz_partition_size = {shown(size)} does not divide {job.num_gpus} GPUs; legal: {_listed(divisors(job.num_gpus))}"
 
 
 def idle_overlap(config: Config, job: Job) -> str:
@@ -184,10 +191,10 @@ def _listed(sizes: Iterable[int]) -> str:
 
 SETTING_RULES: tuple[SettingRule, ...] = (
     *BATCH_RULES,
-    SettingRule("D22", "top-level keys are DeepSpeed's", CONFIG, TRAP, unknown_keys),
+    SettingRule("D22", "keys are DeepSpeed's", CONFIG, TRAP, unknown_keys),
     SettingRule(
         "D23",
-        "keys inside zero_optimization, bf16, fp16 and tensor_parallel are DeepSpeed's",
+        "keys inside zero_optimization, its offload blocks, bf16, fp16 and tensor_parallel are DeepSpeed's",
         "runtime/config_utils.py",
         ILLEGAL,
         unknown_inner_keys,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,17 @@ DOTTED = re.compile(r"(?:[\w\"'-]+\s*\.\s*){40}")
 """A key of so many parts takes tomllib quadratic time."""
 
 
+HUGE_NUMBER = re.compile(r"\b0[xob]?[0-9A-Fa-f_]{200}|(?::[0-5]?\d){20}")
+"""Numbers that YAML and TOML read at any length, and that Python then refuses to print: by powers of two, and by sixties."""
+
+
+def _check_numbers(path: Path, text: str, format_name: str) -> None:
+    if HUGE_NUMBER.search(text):
+        raise InputError(f"{path}: not valid {format_name} here: a number has more than 200 digits")
+
+
 def _toml(path: Path, text: str) -> Any:
+    _check_numbers(path, text, "TOML")
     if DOTTED.search(text):
         raise InputError(f"{path}: not valid TOML here: a key has more than 40 parts")
     try:
@@ -112,6 +122,7 @@ MOST_MERGES = 50
 def _yaml(path: Path, text: str) -> Any:
     if text.count("<<") > MOST_MERGES:
         raise InputError(f"{path}: not valid YAML here: more than {MOST_MERGES} merges (<<)")
+    _check_numbers(path, text, "YAML")
     try:
         return yaml.load(text, Loader=LOADER)
     except yaml.YAMLError as error:
@@ -142,6 +153,55 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
+MOST_KNOWN = 8
+"""Known words that a message about a file lists where none is close: it stays one line that a person reads."""
+LONGEST_LINE = 360
+MOST_STRANGE = 3
+
+
+def hint(word: Any, known: Iterable[str]) -> str:
+    """The known words closest to a file's word, as the end of a message.
+
+    >>> hint("stge", ["stage", "device"]), hint(1, map(str, range(20)))[:22]
+    ("; did you mean 'stage'?", "; did you mean '1', '1")
+    """
+    return nearest(str(word)[:60], known, MOST_KNOWN)
+
+
+def each_told(words: Sequence[str], tell: Callable[[str], str]) -> str:
+    """What is wrong with some words, the first ones one by one and the others by their number, in one line.
+
+    >>> each_told(["a", "b", "c", "d"], "{} is unknown".format)
+    'a is unknown; b is unknown; c is unknown; and 1 more'
+    """
+    kept: list[str] = []
+    for word in words[:MOST_STRANGE]:
+        text = tell(word)
+        if kept and len("; ".join([*kept, text])) > LONGEST_LINE:
+            break
+        kept.append(text)
+    more = len(words) - len(kept)
+    return "; ".join([*kept, f"and {more} more"] if more else kept)
+
+
+def listed(words: Sequence[str], longest: int = LONGEST_LINE) -> str:
+    """Some of a file's words in one line, as many as it holds, and the number of the others.
+
+    >>> listed(["one", "two", "three"]), listed(["one", "two", "three"], 9)
+    ('one, two, three', 'one, two and 1 more')
+    """
+    kept: list[str] = []
+    room = longest
+    for word in words:
+        short = shown(word).strip("'\"")
+        room -= len(short) + 2
+        if kept and room < -2:
+            break
+        kept.append(short)
+    more = len(words) - len(kept)
+    return f"{', '.join(kept)} and {more} more" if more else ", ".join(kept)
+
+
 def whole_number(source: Source, key: str, value: Any, *, least: int = 1, most: int = 1 << 40) -> int:
     """A file's value as a whole number; texts of digits count, as flags are texts. Raises InputError with key, value and what is legal."""
     number = value
@@ -168,8 +228,8 @@ def word_of(source: Source, key: str, value: Any, known: Iterable[str]) -> str:
     """A file's value as one of some words. Raises InputError with the nearest."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
-        hint = nearest(value, names) if isinstance(value, str) else f"; known: {', '.join(names)}"
-        raise source.fail(f"{key} = {shown(value)} is not known here{hint}")
+        told = hint(value, names) if isinstance(value, str) else f"; known: {listed(names, 200)}"
+        raise source.fail(f"{key} = {shown(value)} is not known here{told}")
     return value
 
 

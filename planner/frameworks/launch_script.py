@@ -14,7 +14,7 @@ NODE_RANK = "@NODE_RANK@"
 """Stands in the launcher's words for the rank that each node has."""
 
 PREAMBLE = """\
-set -euo pipefail
+set -euo pipefail # start it from its own folder: it names the files beside it
 
 NUM_GPUS={num_gpus}
 GPUS_PER_NODE=${{GPUS_PER_NODE:-{gpus_per_host}}} # of one host
@@ -22,6 +22,8 @@ NNODES=${{NNODES:-$((NUM_GPUS / GPUS_PER_NODE))}}
 MASTER_PORT=${{MASTER_PORT:-29500}}
 if [ -n "${{SLURM_JOB_ID:-}}" ]; then
     MASTER_ADDR=${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}
+elif [ "$NNODES" -gt 1 ]; then
+    : "${{MASTER_ADDR:?address of the first node}}" "${{NODE_RANK:?number of this node, from 0}}"
 fi
 MASTER_ADDR=${{MASTER_ADDR:-localhost}}
 """

@@ -8,7 +8,7 @@ from typing import Any
 from planner.catalogue import load
 from planner.catalogue.schema import RECOMPUTE_MODULES, Model, Software
 from planner.frameworks.config import Config
-from planner.frameworks.files import Source, shown
+from planner.frameworks.files import Source, listed, shown
 from planner.frameworks.megatron_flags import DEFAULT_DROPOUT, LAYOUT, OPTIMIZERS, flag_of, unresolved
 from planner.frameworks.megatron_shape import Facts, model_of, vocabulary_multiple
 from planner.frameworks.megatron_stages import differs_from_even, per_stage, split_of
@@ -48,8 +48,7 @@ def config_of(source: Source, kind: str, settings: Mapping[str, Any], num_gpus: 
         facts.assume("the batch size ramps up: judged at its final size")
     not_modelled = [f"{flag_of(key)}: {text}; not modelled" for key, text in NOT_MODELLED.items() if _is_set(settings.get(key))]
     left = sorted(key for key in settings if key not in facts.used and key not in NOT_MODELLED and not key.isupper())
-    names = ", ".join(key if key.startswith("--") else flag_of(key) for key in left[:40])
-    more = f" and {len(left) - 40} more" if len(left) > 40 else ""
+    names = listed([key if key.startswith("--") else flag_of(key) for key in left])
     return Config(
         path=source.path,
         kind=kind,
@@ -62,7 +61,7 @@ def config_of(source: Source, kind: str, settings: Mapping[str, Any], num_gpus: 
         settings=dict(settings),
         read=(*facts.read, *(f"{_name(key)} {_text(settings[key])}".strip() for key in settings if key in facts.used)),
         assumed=tuple(facts.assumed),
-        ignored=(*not_modelled, *([f"{names}{more}"] if left else [])),
+        ignored=(*not_modelled, *([names] if left else [])),
     )
 
 
@@ -95,7 +94,8 @@ def _layout(facts: Facts, model: Model | None) -> tuple[dict[str, int | str], tu
         found["expert_tensor_parallel"] = facts.whole(LAYOUT["expert_tensor_parallel"], int(found["tensor_parallel"]), least=1)
         if facts.settings.get(LAYOUT["expert_tensor_parallel"]) is None:
             size = found["tensor_parallel"]
-            facts.assume(f"{flag_of('expert_tensor_parallel_size')} is not stated: expert_tensor_parallel = {size}, that of the tensor group")
+            flag = flag_of("expert_tensor_parallel_size")
+            facts.assume(f"{flag} is not stated: expert_tensor_parallel = {size}, that of the tensor group")
     elif model:
         facts.used.add(LAYOUT["expert_tensor_parallel"])
         found["expert_tensor_parallel"] = 1

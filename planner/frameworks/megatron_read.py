@@ -73,7 +73,11 @@ def cluster_of(words: tuple[str, ...]) -> dict[str, int]:
     {'gpus_per_node': 8, 'world_size': 32}
     """
     places = [place for place, word in enumerate(words) if word.endswith(".py")]
-    launcher = words[: places[0]] if places else ()
+    return launcher_sizes(words[: places[0]] if places else ())
+
+
+def launcher_sizes(launcher: tuple[str, ...]) -> dict[str, int]:
+    """The sizes among the launcher's own words."""
     numbers: dict[str, int] = {}
     for word, behind in zip(launcher, (*launcher[1:], ""), strict=False):
         name, equals, inline = word.partition("=")

@@ -45,9 +45,15 @@ def write(target: Target) -> Launch:
     return Launch(
         files=files,
         environment=environment(target),
-        arguments={name: rows for name, rows in arguments.items() if rows} | {"RUN_ARGS": tuple(run_arguments(target))},
+        arguments={name: rows for name, rows in arguments.items() if rows} | {"RUN_ARGS": (*run_arguments(target), *rotary(target))},
         program=PROGRAM,
     )
+
+
+def rotary(target: Target) -> tuple[str, ...]:
+    """The base of the rotary embedding, which changes no size and so is not known here: Megatron's own 10000 is wrong for many models."""
+    base = '--rotary-base "${ROTARY_BASE:?base of the rotary embedding, such as 10000, or 500000 for Llama 3; its scaling is a flag of its own}"'
+    return () if target.job.model.learned_positions else (base,)
 
 
 def lines(settings: Iterator[Setting]) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from planner.catalogue.schema import Model
 from planner.errors import InputError
 from planner.frameworks.config import Config
 from planner.frameworks.deepspeed_json import AUTO, Parts, flat, read_json
+from planner.frameworks.deepspeed_keys import BLOCKS, OPEN_BLOCKS, inner_keys
 from planner.frameworks.deepspeed_read import with_stages
-from planner.frameworks.files import Source, shown, truth, whole_number, word_of
+from planner.frameworks.files import Source, listed, shown, truth, whole_number, word_of
 from planner.frameworks.reading import Reader
 from planner.frameworks.trainer import config_of_parts
 
@@ -88,6 +89,8 @@ def _deepspeed_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     half = found.get("fp16")
     if isinstance(half, dict) and "enabled" not in half and "fp16" in half:
         found["fp16"] = {"enabled": half["fp16"]}
+    if isinstance(half, dict) and half.get("type") in ("bfloat16", "bf16"):
+        found["bf16"], found["fp16"] = {"enabled": half.get("enabled", half.get("fp16", True))}, {"enabled": False}
     for key in ("tensor_parallel", "expert_parallel", "pipeline", "data_types"):
         found.pop(key, None)
     found["pipeline"] = {"stages": AUTO}
@@ -251,11 +254,13 @@ def _rest(parts: Parts, data: Mapping[str, Any]) -> None:
     if expert is not None:
         parts.axis("moe-expert-parallel-size", expert, "expert_parallel")
     used = {line.split(" ")[0].split(".")[0].replace("-", "_") for line in parts.read}
-    left = sorted(key for key in data if key not in used and key not in USED)
+    left = [*inner_keys(flat(data), INNER), *sorted(key for key in data if key not in used and key not in USED)]
     if left:
-        more = f" and {len(left) - 40} more" if len(left) > 40 else ""
-        parts.ignored.append(", ".join(shown(key).strip("'") for key in left[:40]) + more)
+        parts.ignored.append(listed(left))
 
+
+INNER = {**BLOCKS, **OPEN_BLOCKS, "fp16": (*BLOCKS["fp16"], "fp16", "type")}
+"""Blocks that are handed to DeepSpeed -> their keys. GPT-NeoX brings a DeepSpeed of its own: others are told, not refused."""
 
 USED = (
     *("norm", "pos_emb", "no_weight_tying", "num_kv_heads", "activation", "mlp_type", "intermediate_size", "mlp_multiple_of"),

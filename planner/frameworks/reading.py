@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import InputError
 from planner.frameworks.config import Config, SettingRule
-from planner.frameworks.files import Source, open_source
+from planner.frameworks.files import LOG_ENDINGS, Source, open_source
+from planner.frameworks.shell import read_script
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,21 @@ def setting_rules(config: Config) -> tuple[SettingRule, ...]:
     return tuple(rules[config.framework])
 
 
+def script_notes(source: Source) -> tuple[str, ...]:
+    """What was taken for granted in reading a launch script; nothing for other files."""
+    if source.data is not None or source.ending in LOG_ENDINGS:
+        return ()
+    try:
+        return read_script(source).notes
+    except InputError:
+        return ()
+
+
 def read_config(path: Path, num_gpus: int | None = None) -> Config:
     """What a training configuration says. Raises InputError for a file that is broken or of no known kind."""
     source = open_source(path)
     for reader in readers():
         if reader.recognises(source):
-            return reader.read(source, num_gpus)
+            config = reader.read(source, num_gpus)
+            return dataclasses.replace(config, assumed=(*config.assumed, *script_notes(source)))
     raise InputError(f"{path}: no configuration that is read here: {KINDS}")

@@ -13,7 +13,9 @@ from planner.frameworks.files import Source
 
 LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed", "srun", "mpirun", "exec")
 """Words that begin a launch; a script may also begin it by a variable."""
-PROGRAM = re.compile(r"\.py$|^torchtitan\.train$|^-m$")
+PROGRAM = re.compile(r"\.py$|^torchtitan\.train$|^-m$|^--config-file(=|$)")
+"""Words of a launch: a program, or the flag of one that only a variable names."""
+TEST = re.compile(r"^(?:\[\[?|test)\s")
 MOST_WORDS = 20_000
 MOST_LETTERS = 1 << 16
 """Of a variable or a line."""
@@ -42,6 +44,8 @@ class Script:
     """Variables that the script exports or sets for the command."""
     unknown: tuple[str, ...] = ()
     """Variables and substitutions whose values only the shell would know, as written: "$NODE_RANK"."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted, a line each: conditions that only the shell could decide."""
 
 
 MOST_BYTES = 1 << 18
@@ -53,10 +57,13 @@ def read_script(source: Source) -> Script:
         raise source.fail(f"larger than {MOST_BYTES >> 10} KiB, so not a launch script")
     reader = _Reader(source)
     for line in logical_lines(source.text):
-        reader.take(line)
+        for joint, statement in statements(line):
+            reader.take(joint, statement)
     if reader.launched is None:
         raise source.fail("no command that launches a training program (such as torchrun ... pretrain_gpt.py) was found")
-    return Script(tuple(reader.launched), dict(reader.environment), tuple(dict.fromkeys(reader.unknown)))
+    return Script(
+        tuple(reader.launched), dict(reader.environment), tuple(dict.fromkeys(reader.unknown)), tuple(dict.fromkeys(reader.notes))
+    )
 
 
 def logical_lines(text: str) -> Iterator[str]:
@@ -91,6 +98,33 @@ def logical_lines(text: str) -> Iterator[str]:
     yield "".join(held).strip()
 
 
+def statements(line: str) -> Iterator[tuple[str, str]]:
+    """The statements of a logical line, each with the joint before it: "", ";", "&&" or "||".
+
+    >>> list(statements("A=1; [ $A = 1 ] && B=2"))
+    [('', 'A=1'), (';', '[ $A = 1 ]'), ('&&', 'B=2')]
+    >>> list(statements("A='x;y' B=$(a | b; c)"))
+    [('', "A='x;y' B=$(a | b; c)")]
+    """
+    joint, start, quote, depth, place = "", 0, "", 0, 0
+    while place < len(line):
+        letter = line[place]
+        if letter == "\\" and quote != "'":
+            place += 2
+            continue
+        quote = _next_quote(quote, letter)
+        if not quote:
+            depth += (letter in "({") - (letter in ")}")
+        pair = line[place : place + 2]
+        found = "" if quote or depth > 0 else pair if pair in ("&&", "||") else letter if letter == ";" else ""
+        if found:
+            yield joint, line[start:place].strip()
+            joint, start = found, place + len(found)
+            place += len(found) - 1
+        place += 1
+    yield joint, line[start:].strip()
+
+
 def _next_quote(quote: str, letter: str) -> str:
     """The quote that is open behind a letter; "" where none is."""
     if quote:
@@ -114,10 +148,64 @@ class _Reader:
         self.environment: dict[str, str] = {}
         self.unknown: list[str] = []
         self.launched: list[str] | None = None
+        self.notes: list[str] = []
+        self.branches: list[list[bool]] = []
+        """Of every open if: whether its present branch holds, and whether one of them has held."""
+        self.held = True
+        """Whether the last test held: for what stands behind && or ||."""
 
-    def take(self, line: str) -> None:
-        """One logical line: an assignment is kept, a command that launches a program is unfolded, the rest is passed over."""
+    def take(self, joint: str, line: str) -> None:
+        """One statement: an assignment is kept, a command that launches a program is unfolded, the rest is passed over.
+
+        Branches are followed where their conditions compare known values; of others the first is taken, and that is noted.
+        """
         stripped = line.strip()
+        word, _, rest = stripped.partition(" ")
+        if word in ("if", "elif", "else", "fi"):
+            self._branch(word, rest.strip())
+            if word != "else":
+                return
+            stripped = rest.strip()
+        elif word in ("then", "do"):
+            stripped = rest.strip()
+        if not stripped or not all(active for active, _ in self.branches):
+            return
+        if TEST.match(stripped):
+            self.held = self._holds(stripped)
+            return
+        if (joint == "&&" and not self.held) or (joint == "||" and self.held):
+            return
+        self.held = True if joint == "&&" else self.held
+        self._statement(stripped)
+
+    def _branch(self, word: str, condition: str) -> None:
+        """Enters or leaves a branch."""
+        if word == "if":
+            holds = self._holds(condition)
+            self.branches.append([holds, holds])
+        elif word == "fi":
+            if self.branches:
+                self.branches.pop()
+        elif self.branches:
+            taken = self.branches[-1][1]
+            holds = not taken and (word == "else" or self._holds(condition))
+            self.branches[-1] = [holds, taken or holds]
+
+    def _holds(self, condition: str) -> bool:
+        """Whether a test holds; one that only the shell can decide does, and is noted."""
+        if not all(active for active, _ in self.branches):
+            return False
+        found = outcome(self.expand(condition))
+        if found is None:
+            self.notes.append(f"the branch behind '{' '.join(condition.split())[:60]}': only the shell can decide it")
+        return found is not False
+
+    def _statement(self, stripped: str) -> None:
+        assignments = self._assignments(stripped)
+        for one in assignments:
+            self._statement(one)
+        if assignments:
+            return
         match = ASSIGNMENT.match(stripped)
         if match and (match[3].startswith("(") or self._is_one_word(match[3]) or stripped.startswith(("export ", "declare "))):
             self._assign(match[1], bool(match[2]), match[3], exported=stripped.startswith("export "))
@@ -125,6 +213,12 @@ class _Reader:
             words = self.words(stripped)
             if any(PROGRAM.search(word) for word in words):
                 self._launch(words)
+
+    def _assignments(self, line: str) -> list[str]:
+        """The parts of a line that is several assignments beside each other."""
+        parts = re.findall(r"""(?:\$\([^)]*\)+|`[^`]*`|"[^"]*"|'[^']*'|\([^)]*\)|\$\{[^}]*\}|[^\s"'`(])+""", line)
+        several = len(parts) > 1 and all(re.match(r"^[A-Za-z_]\w*\+?=", part) for part in parts)
+        return parts if several else []
 
     def _is_one_word(self, value: str) -> bool:
         try:
@@ -190,7 +284,14 @@ class _Reader:
             return self._sum(match[0], match["sum"], depth)
         if name is None:
             self._note(match[0])
-            return match[0] if match["special"] is None else ""
+            ran = match["command"] or match["ticks"]
+            return (
+                ""
+                if match["special"] is not None
+                else f"$({(ran or match[0]).split()[0].strip('$({')})"
+                if (ran or match[0]).split()
+                else ""
+            )
         default = match["default"] or ""
         if name in self.variables:
             return self.variables[name] if not default.lstrip(":").startswith("+") else self.expand(default.lstrip(":+"), depth + 1)
@@ -210,6 +311,46 @@ class _Reader:
             self._note(whole)
             return whole
         return str(value)
+
+
+COMPARISONS: dict[str, Callable[[str, str], bool]] = {
+    "=": lambda a, b: a == b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "-eq": lambda a, b: int(a) == int(b),
+    "-ne": lambda a, b: int(a) != int(b),
+    "-gt": lambda a, b: int(a) > int(b),
+    "-ge": lambda a, b: int(a) >= int(b),
+    "-lt": lambda a, b: int(a) < int(b),
+    "-le": lambda a, b: int(a) <= int(b),
+}
+
+
+def outcome(condition: str) -> bool | None:
+    """Whether a test of known values holds; None where only the shell could tell.
+
+    >>> outcome('[ "7b" = "7b" ]'), outcome("[[ 4 -gt 16 ]]"), outcome("[ -n $X ]"), outcome("true"), outcome('[ -z "" ]')
+    (True, False, None, True, True)
+    """
+    if "$" in condition:
+        return None
+    try:
+        words = shlex.split(condition)
+    except ValueError:
+        return None
+    if words in (["true"], ["false"]):
+        return words == ["true"]
+    if words and words[0] in ("[", "[[", "test"):
+        words = [word for word in words[1:] if word not in ("]", "]]")]
+        words = words if len(words) != 1 or not words[0].startswith("-") else [*words, ""]
+        if len(words) == 2 and words[0] in ("-z", "-n"):
+            return (words[1] == "") == (words[0] == "-z")
+        if len(words) == 3 and words[1] in COMPARISONS:
+            try:
+                return COMPARISONS[words[1]](words[0], words[2])
+            except ValueError:
+                return None
+    return None
 
 
 OPERATIONS: dict[type, Callable[[int, int], int]] = {

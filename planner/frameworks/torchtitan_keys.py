@@ -5,11 +5,10 @@ Source: 0.2, config/job_config.py; 0.3, config/configs.py, trainer.py and the Co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from planner.errors import nearest
-from planner.frameworks.files import Source, shown, truth, whole_number
+from planner.frameworks.files import Source, hint, shown, truth, whole_number
 
 OLD_KIND = "torchtitan 0.2 TOML"
 NEW_KIND = "torchtitan 0.3 command line"
@@ -165,7 +164,7 @@ def typed(source: Source, key: str, value: Any) -> Any:
             raise source.fail(f"{key} = {shown(value)} must be a text")
         legal = LEGAL_WORDS.get(key, ())
         if legal and value not in legal:
-            raise source.fail(f"{key} = {shown(value)} must be one of {', '.join(legal)}{nearest(str(value), legal)}")
+            raise source.fail(f"{key} = {shown(value)} must be one of {', '.join(legal)}{hint(value, legal)}")
         return str(value)
     return value
 
@@ -184,18 +183,26 @@ def _module_lists(source: Source, value: Any) -> list[list[str]]:
     return [_names(source, MODULE_LISTS, part) for part in parts]
 
 
+def has_key(key: str, kind: str) -> bool:
+    """Whether torchtitan has a key."""
+    new = kind == NEW_KIND
+    section, _, name = key.rpartition(".")
+    if new and (section.partition(".")[0] in OPEN_SECTIONS or (not section and name in NEW_TOP)):
+        return True
+    return name in (NEW_KEYS if new else OLD_KEYS).get(section, "").split()
+
+
 def unknown_key(key: str, kind: str) -> str:
     """What is wrong with a key that torchtitan does not have, with the nearest that it has; "" where it has it.
 
     >>> unknown_key("training.seqlen", OLD_KIND), unknown_key("training.steps", OLD_KIND)
     ("[training] has no key 'seqlen'; did you mean 'seq_len'?", '')
     """
+    if has_key(key, kind):
+        return ""
     new = kind == NEW_KIND
     section, _, name = key.rpartition(".")
-    if new and (section.partition(".")[0] in OPEN_SECTIONS or (not section and name in NEW_TOP)):
-        return ""
     tables = NEW_KEYS if new else OLD_KEYS
     if section not in tables:
-        return f"there is no section {shown(section or name)}{nearest(section or name, [*tables, *(OPEN_SECTIONS if new else ())])}"
-    known: Iterable[str] = tables[section].split()
-    return "" if name in known else f"[{section}] has no key {shown(name)}{nearest(name, known)}"
+        return f"there is no section {shown(section or name)}{hint(section or name, [*tables, *(OPEN_SECTIONS if new else ())])}"
+    return f"[{section}] has no key {shown(name)}{hint(name, tables[section].split())}"

@@ -9,7 +9,7 @@ from typing import Any
 from planner.catalogue.schema import Model
 from planner.frameworks.config import Config
 from planner.frameworks.files import Source, shown
-from planner.frameworks.torchtitan_keys import MODULE_LISTS, NEW_KIND, setting, unknown_key
+from planner.frameworks.torchtitan_keys import MODULE_LISTS, NEW_KIND, has_key, setting
 from planner.frameworks.torchtitan_stages import MULTI, SCHEDULE_NAMES, SINGLE, stage_layers
 from planner.request import Request
 from solver.layout import chunk_sizes
@@ -155,7 +155,7 @@ def meaning(
         settings=settings,
         read=tuple(f"{key} {_told(settings[key])}: {USED[key]}" for key in keys if key in USED),
         assumed=(*assumed, *(f"{word} is known only to the shell" for word in unknown)),
-        ignored=tuple(shown(key).strip("'") for key in keys if key not in USED and not unknown_key(key, kind)),
+        ignored=tuple(shown(key).strip("'") for key in keys if key not in USED and has_key(key, kind)),
     )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from planner.errors import nearest
 from planner.frameworks.config import Config
-from planner.frameworks.files import shown
+from planner.frameworks.files import hint, listed, shown
 from planner.frameworks.torchtitan_keys import MODULE_LISTS, NEW_KIND, setting
 from planner.frameworks.torchtitan_meaning import P, chunk_layers, degree, schedule_name
 from planner.frameworks.torchtitan_stages import MULTI, SCHEDULE_NAMES, SINGLE, few_micro_batches, stage_layers
@@ -110,8 +109,9 @@ def whole_split(config: Config, job: Job) -> str:
     chunks = chunk_layers(config.settings, layers)
     if not chunks:
         share = number(config, P + "pipeline_parallel_layers_per_stage")
+        schedule = listed([name])
         told = f"pipeline_parallel_layers_per_stage = {share}" if share else f"pipeline_parallel_degree = {stages}"
-        return f"{told} does not cut {layers} layers over {stages} stages for {name}; at most {layers} chunks, a whole number per stage"
+        return f"{told} does not cut {layers} layers over {stages} stages for {schedule}; at most {layers} chunks, a whole number each"
     if len(chunks) % stages:
         return f"{MODULE_LISTS} has {len(chunks)} lists; it must have a multiple of {stages} stages"
     if (name in SINGLE and len(chunks) != stages) or (name in SPLIT[1:] and len(chunks) != 2 * stages):
@@ -135,7 +135,7 @@ def lost_layers(config: Config, job: Job) -> str:
         return (
             f"{MODULE_LISTS}: {shown(twice[0])} is listed twice"
             if twice
-            else f"{MODULE_LISTS}: {shown(odd[0])} is no module{nearest(odd[0], wanted)}"
+            else f"{MODULE_LISTS}: {shown(odd[0])} is no module{hint(odd[0], wanted)}"
         )
     return f"{MODULE_LISTS} leaves out {', '.join(lost[:MOST_LISTED])}: they are not trained" if lost else ""
 

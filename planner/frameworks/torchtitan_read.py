@@ -9,9 +9,8 @@ from typing import Any
 
 from planner.catalogue import load
 from planner.catalogue.schema import Model
-from planner.errors import nearest
 from planner.frameworks.config import Config
-from planner.frameworks.files import Source, open_source, shown
+from planner.frameworks.files import Source, hint, open_source, shown
 from planner.frameworks.reading import Reader
 from planner.frameworks.shell import read_script
 from planner.frameworks.torchtitan_keys import NEW_KIND, OLD_COMMAND, OLD_KIND, setting, typed
@@ -74,13 +73,13 @@ def model_of(source: Source, module: str, flavor: str) -> Model | None:
     if module in OTHER_MODULES:
         return None
     if module not in modules:
-        raise source.fail(f"model.name = {shown(module)} is no model of torchtitan{nearest(module, [*modules, *OTHER_MODULES])}")
+        raise source.fail(f"model.name = {shown(module)} is no model of torchtitan{hint(module, [*modules, *OTHER_MODULES])}")
     found = find_flavor(module, flavor)
     if found is None:
         if flavor in WITHOUT_CATALOGUE or flavor.startswith("debugmodel"):
             return None
         known = [row.old for row in FLAVORS if row.module == module and row.old]
-        raise source.fail(f"model.flavor = {shown(flavor)} is no flavor of {module}{nearest(flavor, known)}")
+        raise source.fail(f"model.flavor = {shown(flavor)} is no flavor of {module}{hint(flavor, known)}")
     return load.find(Model, found.model) if found.model else None
 
 
@@ -142,9 +141,9 @@ def _recipe(source: Source, stated: Mapping[str, Any]) -> Recipe:
         return found
     modules = sorted({row.module for row in RECIPES.values()} | set(OTHER_MODULES) | {OWN_MODULE})
     if module not in modules:
-        raise source.fail(f"--module {shown(module)} is no module of torchtitan{nearest(module, modules)}")
+        raise source.fail(f"--module {shown(module)} is no module of torchtitan{hint(module, modules)}")
     known = [recipe for recipe, row in RECIPES.items() if row.module == module]
-    raise source.fail(f"--config {shown(name)} is no configuration of {module} that is known here{nearest(str(name), known)}")
+    raise source.fail(f"--config {shown(name)} is no configuration of {module} that is known here{hint(name, known)}")
 
 
 def split_command(source: Source, words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from planner.errors import nearest
 from planner.frameworks.config import ILLEGAL, TRAP, Config, SettingRule
-from planner.frameworks.files import shown
-from planner.frameworks.torchtitan_keys import WHOLE, setting, unknown_key
+from planner.frameworks.files import each_told, hint, shown
+from planner.frameworks.torchtitan_keys import WHOLE, has_key, setting, unknown_key
 from planner.frameworks.torchtitan_meaning import P, schedule_name
 from planner.frameworks.torchtitan_models import FLAVORS, find_flavor, flavor_of
 from planner.frameworks.torchtitan_pipeline import (
@@ -73,8 +72,8 @@ def positive(config: Config, job: Job) -> str:
 
 def known_keys(config: Config, job: Job) -> str:
     """Every key is one of torchtitan's."""
-    wrong = [found for key in config.settings if (found := unknown_key(key, config.kind))]
-    return "; ".join(wrong[:MOST_LISTED])
+    wrong = [key for key in config.settings if not has_key(key, config.kind)]
+    return each_told(wrong, lambda key: unknown_key(key, config.kind))
 
 
 def known_schedule(config: Config, job: Job) -> str:
@@ -83,14 +82,14 @@ def known_schedule(config: Config, job: Job) -> str:
     known = (*SINGLE, *MULTI)
     if name in known:
         return ""
-    return f"{P}pipeline_parallel_schedule = {shown(name)} is no schedule of PyTorch{nearest(name, known)}"
+    return f"{P}pipeline_parallel_schedule = {shown(name)} is no schedule of PyTorch{hint(name, known)}"
 
 
 def known_mode(config: Config, job: Job) -> str:
     """The checkpointing mode is a known one."""
     mode = str(setting(config.settings, "activation_checkpoint.mode"))
     if mode not in MODES:
-        return f"activation_checkpoint.mode = {shown(mode)} must be one of {', '.join(MODES)}{nearest(mode, MODES)}"
+        return f"activation_checkpoint.mode = {shown(mode)} must be one of {', '.join(MODES)}{hint(mode, MODES)}"
     option = str(setting(config.settings, "activation_checkpoint.selective_ac_option"))
     if old(config) and mode == "selective" and option != "op" and not (option.isdigit() and int(option) > 0):
         return f"activation_checkpoint.selective_ac_option = {shown(option)} must be op or a whole number of layers such as 2"

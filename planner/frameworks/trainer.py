@@ -12,8 +12,7 @@ from planner.catalogue.schema import Model
 from planner.errors import InputError
 from planner.frameworks.config import Config
 from planner.frameworks.deepspeed_json import Batch, Parts, model_ranks, settle_batch
-from planner.frameworks.files import Source, shown, truth, whole_number
-from planner.frameworks.launch_script import quoted
+from planner.frameworks.files import Source, listed, shown, truth, whole_number
 from planner.frameworks.shell import Script
 from planner.frameworks.writing import Target
 from planner.request import Request
@@ -79,8 +78,7 @@ def read_flags(parts: Parts, flags: Mapping[str, str], num_gpus: int | None) -> 
     parts.settings |= {f"--{name}": value for name, value in flags.items() if name in OWN}
     others = [f"--{name}" for name in flags if name not in OWN]
     if others:
-        shown_flags = ", ".join(shown(name).strip("'") for name in others[:12])
-        parts.ignored.append(f"{shown_flags}{'' if len(others) <= 12 else f' and {len(others) - 12} more'}")
+        parts.ignored.append(listed(others))
 
 
 def behind_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -149,12 +147,24 @@ def catalogue_name(value: str) -> str | None:
     return None
 
 
+def in_quotes(text: str) -> str:
+    """A text as bash takes it as a default inside double quotes.
+
+    >>> in_quotes("llama-3.1-8b"), in_quotes("a $b}")
+    ('llama-3.1-8b', 'a \\\\$b\\\\}')
+    """
+    return re.sub(r'([\\"$`}])', r"\\\1", text)
+
+
 def write_flags(target: Target) -> tuple[str, ...]:
-    """The flags that say what a layout's configuration files do not."""
+    """The flags that say what a layout's configuration files do not.
+
+    MODEL is for the one who launches to set, to a hub id or a folder: the catalogue's name is neither.
+    """
     job, layout = target.job, target.layout
     optimizers = [name for name, own in OPTIMIZERS.items() if own == job.optimizer]
     return (
-        f"--model_name_or_path {quoted(job.model.name)}",
+        f'--model_name_or_path "${{MODEL:-{in_quotes(job.model.name)}}}"',
         f"--max_seq_length {job.seq_len}",
         f"--{MICRO} {layout.micro_batch_size}",
         f"--{ACCUMULATION} {num_micro_batches(layout, job.global_batch_size)}",

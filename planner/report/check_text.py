@@ -60,16 +60,14 @@ def verdict_texts(found: Checked) -> list[RenderableType]:
 def _better_texts(found: Checked) -> list[RenderableType]:
     """Its rank and the best change; of what is not feasible the nearest layout that is."""
     answer = found.answer
-    lines: list[RenderableType]
-    if answer.feasible:
-        lines = feasible_texts(answer)
-    else:
-        lines = nearest_texts(answer, "the nearest layout that fits" if answer.legal else "the nearest legal layout")
+    lines: list[RenderableType] = []
     for switch in found.switches:
         saved = [f"{three(switch.seconds)} s per step"] if switch.seconds > 0 else []
         saved += [f"{switch.need_bytes / GIB:.1f} GiB"] if switch.need_bytes > 0.05 * GIB else []
         lines.append(Text(f"{switch.words}: saves {' and '.join(saved)}", style="bold"))
-    return lines
+    if answer.feasible:
+        return lines + feasible_texts(answer)
+    return lines + nearest_texts(answer, "the nearest layout that fits" if answer.legal else "the nearest legal layout")
 
 
 def _ledger_parts(found: Checked) -> list[RenderableType]:
@@ -85,7 +83,7 @@ def reading_lines(config: Config) -> list[str]:
 def check_json(found: Checked) -> dict[str, Any]:
     """The verdict as plain data."""
     own = found.planned
-    return {
+    return why_not_json(found.answer) | {
         "file": str(own.config.path),
         "kind": own.config.kind,
         "framework": own.config.framework,
@@ -100,5 +98,4 @@ def check_json(found: Checked) -> dict[str, Any]:
         "read": list(own.config.read),
         "assumed": list(own.config.assumed),
         "ignored": list(own.config.ignored),
-        **why_not_json(found.answer),
     }

@@ -270,7 +270,7 @@ def refusal_lines(found: Explanation) -> list[str]:
     """The rules by which the frameworks that the search may use refuse a layout, and which others would accept it."""
     in_play = [framework_of(number) for number in jobs_by_framework(found.scenario)]
     lines = [f"{name} refuses it by {rule}" for name in in_play for rule in found.refused_by.get(name, [])]
-    others = [name for name in found.accepted_by if name not in in_play]
+    others = [name for name in found.accepted_by if name not in in_play and not found.broken_rules]
     return lines + ([f"  {', '.join(others)} would accept it"] if others else [])
 
 

@@ -64,6 +64,7 @@ GIVEN = {
     "SAVE_INTERVAL": "500",
     "LEARNING_RATE": "1e-4",
     "TRAIN_ITERS": "1000",
+    "ROTARY_BASE": "500000",
 }
 """What a person fills in for the variables that an exported script demands."""
 

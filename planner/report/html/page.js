@@ -265,7 +265,9 @@ function pictures(storeReady) {
   const all = [...document.querySelectorAll(".chart")];
   const show = async (el) => drawChart(el, await specOf(el));
   const seen = new IntersectionObserver((entries) => entries.forEach((entry) => { if (entry.isIntersecting) { seen.unobserve(entry.target); show(entry.target); } }), { rootMargin: "400px" });
-  all.forEach((el) => seen.observe(el));
+  const near = (el) => el.getBoundingClientRect().top < innerHeight + 400;
+  all.forEach((el) => (near(el) ? show(el) : seen.observe(el))); // what is in sight waits for no scrolling
+  window.addEventListener("beforeprint", () => window.drawEverything());
   chooser?.addEventListener("change", () => show(all.find((el) => el.dataset.spec === "spec-step-against-memory-0")));
   dark.addEventListener("change", () => all.filter((el) => el.dataset.drawn).forEach(show));
   const wide = matchMedia("(min-width: 40rem)");
