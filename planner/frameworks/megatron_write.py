@@ -52,7 +52,7 @@ def write(target: Target) -> Launch:
 
 def rotary(target: Target) -> tuple[str, ...]:
     """The base of the rotary embedding, which changes no size and so is not known here: Megatron's own 10000 is wrong for many models."""
-    base = '--rotary-base "${ROTARY_BASE:?base of the rotary embedding, such as 10000, or 500000 for Llama 3; its scaling is a flag of its own}"'
+    base = '--rotary-base "${ROTARY_BASE:?base of the rotary embedding, such as 500000 for Llama 3; its scaling is another flag}"'
     return () if target.job.model.learned_positions else (base,)
 
 
