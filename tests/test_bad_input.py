@@ -601,7 +601,7 @@ def test_closed_standard_output() -> None:
 def test_the_reader_leaves_early(gpu: str, code: int) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = ended(spawn([*JOB, "--gpu", gpu, "--tp", "1", "--zero", "0", "--recompute", "none", "--mb", "4"], stdout=write), 20)
+    done = ended(spawn([*JOB, "--gpu", gpu, "--tp", "1", "--zero", "0", "--recompute", "none", "--mb", "4"], stdout=write), 60)
     os.close(write)
     assert (done.code, done.err) == (code, "")
 
