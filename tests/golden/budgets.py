@@ -1,6 +1,6 @@
 """Renews results/budget-405b: how many GPUs Llama 3.1 405B takes for 15T tokens within 60 and 90 days, and what that costs.
 
-Run from the project's root: ``python -m tests.golden.budgets`` (about ten minutes).
+Run from the project's root: ``python -m tests.golden.budgets`` (about half an hour).
 """
 
 from __future__ import annotations
