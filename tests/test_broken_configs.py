@@ -132,8 +132,9 @@ def test_a_wrong_word_anywhere_in_a_text_is_refused_or_noted(kind: str) -> None:
     plain = judged(good.write(good.text)).config
     assert plain is not None
     silent = []
-    for match in LINES[good.ending].finditer(good.text):
-        for word in TOML_WORDS if good.ending == ".toml" else WORDS:
+    words = TOML_WORDS if good.ending == ".toml" else WORDS
+    for number, match in enumerate(LINES[good.ending].finditer(good.text)):
+        for word in words[number % 2 :: 2]:  # neighbours share the work: every word meets every second value
             text = good.text[: match.start("value")] + word + good.text[match.end("value") :]
             told = judged(good.write(text))
             before = int(match["value"]) if match["value"].isdigit() else match["value"]
@@ -198,7 +199,7 @@ def test_a_file_cut_short_anywhere_is_refused_or_read(kind: str) -> None:
 def test_letters_lost_or_changed_are_refused_or_read(kind: str) -> None:
     good, chance = GOOD[kind], random.Random(kind)
     signs = "\"'{}[]()$\\#=:,-+ \n\t\0\x1bé٣0 9"
-    for _ in range(150):
+    for _ in range(60):
         text = good.text
         for _ in range(chance.randint(1, 4)):
             place = chance.randrange(len(text))
