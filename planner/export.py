@@ -10,16 +10,15 @@ from pathlib import Path
 
 from planner.cost.estimate import memory_of
 from planner.cost.memory import OUT_OF_MEMORY, VERDICTS
-from planner.cost.stages import even_sizes
 from planner.errors import InputError
 from planner.explain import Explanation, explain
 from planner.frameworks import FRAMEWORKS, NAMES
 from planner.frameworks.launch_script import launch_script
 from planner.frameworks.writing import Target, writers
 from planner.refine import costing_job
-from planner.scenario import Job, Scenario
+from planner.scenario import Scenario
 from planner.simulated import step_of
-from planner.split import Split
+from planner.split import chunks_under
 from planner.units import GIB
 from solver.layout import Layout, columns_of
 
@@ -48,19 +47,13 @@ def within(scenario: Scenario, framework: str) -> Scenario:
     return dataclasses.replace(scenario, choices=dataclasses.replace(scenario.choices, framework=framework, pins={}))
 
 
-def chunks_of(job: Job, layout: Layout, split: Split | None) -> tuple[int, ...]:
-    """Layers of each chunk in the model's order, under a split or evenly."""
-    sizes = split.chunks if split is not None else even_sizes(job, layout.pipeline_parallel * layout.virtual_pipeline)
-    return tuple(int(size) for size in sizes)
-
-
 def target_of(scenario: Scenario, framework: str, layout: Layout) -> Target:
     """What is to be written: the layout under its best split in the framework. Raises InputError for a framework without files."""
     if framework not in FRAMEWORKS:
         raise InputError(f"--framework {framework}: export needs one of {', '.join(FRAMEWORKS)}")
     own = within(scenario, framework)
     job, split = costing_job(own, layout)
-    target = Target(scenario=own, job=job, layout=layout, chunks=chunks_of(job, layout, split))
+    target = Target(scenario=own, job=job, layout=layout, chunks=chunks_under(job, layout, split))
     return dataclasses.replace(target, head=head_lines(target, framework))
 
 

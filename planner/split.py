@@ -15,7 +15,7 @@ from planner.cost.arrays import Floats
 from planner.cost.bound import linear_fills
 from planner.cost.estimate import memory_of, time_of
 from planner.cost.passes import Passes, whole_model
-from planner.cost.stages import Stages, all_stages, joined, recomputed_layers, stage_of_chunk
+from planner.cost.stages import Stages, all_stages, even_sizes, joined, recomputed_layers, stage_of_chunk
 from planner.cost.step import StepSeconds
 from planner.scenario import Job
 from solver import partition
@@ -80,6 +80,12 @@ def best_split(
 def with_split(job: Job, layers: tuple[int, ...], recomputed: tuple[int, ...] = ()) -> Job:
     """The job with a stated split."""
     return dataclasses.replace(job, layers_per_stage=layers, recomputed_per_stage=recomputed)
+
+
+def chunks_under(job: Job, layout: Layout, split: Split | None) -> tuple[int, ...]:
+    """Layers of each chunk in the model's order, under a split or evenly."""
+    sizes = split.chunks if split is not None else even_sizes(job, layout.pipeline_parallel * layout.virtual_pipeline)
+    return tuple(int(size) for size in sizes)
 
 
 def _costed(job: Job, layout: Layout, found: Partition, recomputed: tuple[int, ...], even_step_seconds: float) -> Split:

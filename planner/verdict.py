@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.cost.estimate import memory_of
 from planner.cost.memory import OUT_OF_MEMORY
-from planner.cost.stages import even_sizes, stage_of_chunk
+from planner.cost.stages import chunks_of
 from planner.errors import InputError
 from planner.explain import Explanation, completed
 from planner.frameworks import NAMES
@@ -48,8 +48,8 @@ class Planned:
         stages, chunks = self.layout.pipeline_parallel, self.layout.virtual_pipeline
         if self.layers_per_stage or stages == 1 or stages * chunks > self.scenario.job.model.num_layers:
             return self.layers_per_stage
-        sizes = even_sizes(self.scenario.job_in(self.scenario.choices.framework), stages * chunks)
-        owner = stage_of_chunk(stages, chunks, self.layout.schedule in V_SHAPED)
+        own = self.scenario.job_in(self.scenario.choices.framework)
+        sizes, owner = chunks_of(own, stages, chunks, self.layout.schedule in V_SHAPED)
         return tuple(int(sum(sizes[owner == stage])) for stage in range(stages))
 
 

@@ -18,7 +18,7 @@ class Reader:
     """One kind of file."""
 
     kind: str
-    """What people call it; it is listed where a file is of no known kind."""
+    """What people call it; KINDS lists them all in short, where a file is of none."""
     recognises: Callable[[Source], bool]
     """Whether a file is of this kind; cheap, and sure enough that its errors are worded for this kind."""
     read: Callable[[Source, int | None], Config]

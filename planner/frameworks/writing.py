@@ -36,7 +36,7 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     """File name -> its text, head included; the launch script is made from the rest."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that must be set, with why they must be as a comment: name -> value."""
+    """Environment variables that must be set: name -> value, with the reason behind it as a comment of bash: "1 # why"."""
     arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Name of a bash array, such as MODEL_ARGS -> lines of flags and values, one flag with its values per line."""
     program: str

@@ -12,7 +12,6 @@ import pandas as pd
 from planner.answer import Answer
 from planner.cost import flops
 from planner.cost.memory import VERDICTS
-from planner.cost.stages import even_sizes
 from planner.frameworks.legality import framework_names, framework_of, jobs_by_framework
 from planner.frameworks.megatron import pipeline_layout
 from planner.operations import goodput, run_of, usd_per_billion_tokens
@@ -20,7 +19,7 @@ from planner.refine import Shortlist
 from planner.report.robustness_text import robustness_columns
 from planner.scenario import Scenario
 from planner.search import Scored
-from planner.split import Split
+from planner.split import Split, chunks_under
 from planner.uncertainty import band
 from planner.units import GIB
 from solver.layout import LABEL_ORDER, WORDS, Columns, num_micro_batches
@@ -88,8 +87,7 @@ def chunk_layout(scenario: Scenario, shortlist: Shortlist, row: int) -> str:
     chunks = layout.pipeline_parallel * layout.virtual_pipeline
     if split is None and (layout.pipeline_parallel == 1 or job.model.num_layers % chunks == 0):
         return ""
-    sizes = split.chunks if split else even_sizes(job, chunks).tolist()
-    return pipeline_layout(sizes, job.num_mtp_layers)
+    return pipeline_layout(chunks_under(job, layout, split), job.num_mtp_layers)
 
 
 def split_columns(scenario: Scenario, shortlist: Shortlist) -> dict[str, list[Any]]:
